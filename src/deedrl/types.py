@@ -71,7 +71,7 @@ class ToolSchema(Record):
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON schema of an object."""
 
 
