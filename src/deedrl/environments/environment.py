@@ -1,0 +1,294 @@
+"""The base class of all environments: an author writes tools, `setup` and `verify`; the rest is here."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import gymnasium
+import msgspec
+import numpy as np
+
+from deedrl.environments.spaces import AnyText
+from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
+from deedrl.tools.text import to_text
+from deedrl.tools.tool import Tool
+from deedrl.tools.toolbox import Toolbox
+from deedrl.types import Action, Split, Task, ToolSchema, Verdict
+
+if TYPE_CHECKING:
+    from deedrl.rewards.rubric import Rubric
+
+
+class Environment(gymnasium.Env[str, Any]):
+    """A job to be done with tools, as a Gymnasium environment whose observations and actions are text.
+
+    A subclass marks methods with `@tool`, builds the state in `setup` and judges it in `verify`. Each episode
+    starts clean: attributes that did not exist at the first `reset` are dropped at the next one, those that
+    `__init__` made get back the object they had, and `workspace` is a new empty folder.
+
+    An episode ends (`terminated`) when a tool with ``ends_episode=True`` succeeds. If the current task allows no
+    such tool, it ends as soon as `verify` says solved. After `max_steps` steps it is `truncated`.
+    """
+
+    instructions: ClassVar[str] = ""
+    """What the job is, for the system prompt."""
+    max_steps: ClassVar[int] = 8
+    tools: ClassVar[Toolbox] = Toolbox()
+    """All tools of the class, unbound, in the order they are written; filled in for each subclass."""
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    task: Task
+    """The current task, a private copy."""
+
+    _made_by_init: Mapping[str, Any] | None = None
+    _episode: _Episode | None = None
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Gives each copy its own spaces (they hold random state), also where ``__init__`` forgets its parent's."""
+        made = super().__new__(cls)
+        made.observation_space, made.action_space = AnyText(), AnyText()
+        return made
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "tools" in vars(cls):
+            raise EnvironmentAuthorError(
+                f"{cls.__name__}: 'tools' is filled in from the class; expected each tool as an attribute of its own, "
+                "e.g. calculator = calculator"
+            )
+        cls.tools = Toolbox(_collect_tools(cls))
+
+    # ------------------------------------------------------------ for the author to write
+
+    def setup(self, task: Task) -> None:
+        """Builds the state of a new episode from ``task.initial_state``; may set attributes freely."""
+
+    def verify(self, task: Task) -> Verdict | bool:
+        """Whether the state now is what ``task.goal_state`` asks for; reads the state only, never what was said."""
+        raise EnvironmentAuthorError(f"{type(self).__name__} has no verify(task); write one that reads the state")
+
+    def teardown(self) -> None:
+        """Releases what `setup` opened. Runs once per episode, at the next `reset` or `close`, also after errors."""
+
+    def demonstrate(self, task: Task) -> Sequence[Action]:
+        """The shortest correct solution as actions with reasoning, called after `reset`; empty if there is none."""
+        return ()
+
+    def state_hash(self) -> str | None:
+        """A short text that is equal if and only if the state is equal; None if the environment offers none."""
+        return None
+
+    @classmethod
+    def generate_tasks(cls, split: Split, count: int, seed: int) -> list[Task]:
+        """`count` tasks of `split`, equal for equal seeds; empty if this environment's tasks come from elsewhere."""
+        return []
+
+    @classmethod
+    def rubric(cls) -> Rubric | None:
+        """How trajectories of this environment are scored; None means the default rubric."""
+        return None
+
+    # ------------------------------------------------------------ provided
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The tools the current task allows, bound to this environment; before the first `reset`, all tools."""
+        return self.tools.bind(self) if self._episode is None else self._episode.toolbox
+
+    @property
+    def workspace(self) -> Path:
+        """An empty folder of this episode's own, made on first use and removed when the episode is cleaned up."""
+        episode = self._running("workspace")
+        if episode.folder is None:
+            episode.folder = tempfile.TemporaryDirectory(prefix="deedrl-", ignore_cleanup_errors=True)
+        return Path(episode.folder.name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode of ``options["task"]`` (a `Task` or a dict); the observation is the task's prompt.
+
+        Without a task one is generated from this environment's own random stream (or is blank, if it generates
+        none). An exception from `setup` passes through after `teardown` has run.
+        """
+        super().reset(seed=seed)
+        self._clean_up()
+        if self._made_by_init is None:
+            self._made_by_init = {key: value for key, value in vars(self).items() if key not in _KEPT}
+        task = self._choose_task(dict(options or {}))
+        self._episode = _Episode(task, self.tools.restricted(task.tools).bind(self))
+        self.task = copy.deepcopy(task)
+        try:
+            self.setup(copy.deepcopy(task))
+        except BaseException as error:
+            self._clean_up_after(error)
+            raise
+        return task.prompt, {"task_id": task.id}
+
+    def step(self, action: Action | Mapping[str, Any] | str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Runs one action: an `Action`, a dict like one, or the text of a completion.
+
+        What the model did wrong (no action, unknown tool, wrong parameter, `ToolError`) becomes the observation
+        with ``info["ok"]`` False and still counts as a step. The reward is 1.0 when the episode terminates solved,
+        else 0.0. ``info["ended_by"]`` names the tool that ended the episode; ``info["verdict"]`` is there only when
+        terminated. Any other exception from a tool passes through as `ToolCrash`.
+        """
+        episode = self._running("step()")
+        if episode.over:
+            raise gymnasium.error.ResetNeeded("step() after the end of the episode; call reset() first")
+        episode.steps += 1
+        observation, used = _run_action(read_action(action, episode.toolbox.schemas()), episode.toolbox)
+        info: dict[str, Any] = {"ok": used is not None, "ended_by": None}
+        verdict = None
+        if used is not None and used.ends_episode:
+            info["ended_by"], verdict = used.name, self.current_verdict()
+        elif not any(entry.ends_episode for entry in episode.toolbox.values()):
+            now = self.current_verdict()
+            verdict = now if now.solved else None
+        terminated = verdict is not None
+        truncated = not terminated and episode.steps >= self.max_steps
+        episode.over = terminated or truncated
+        if verdict is not None:
+            info["verdict"] = verdict
+        return observation, float(verdict is not None and verdict.solved), terminated, truncated, info
+
+    def current_verdict(self) -> Verdict:
+        """What `verify` says now, as a checked `Verdict`; progress is finite, in [0, 1], and 1 only when solved."""
+        task = copy.deepcopy(self._running("current_verdict()").task)
+        return checked_verdict(self.verify(task), type(self).__name__)
+
+    def close(self) -> None:
+        """Runs `teardown` and removes the workspace; may be called more than once."""
+        self._clean_up()
+        super().close()
+
+    # ------------------------------------------------------------ inside
+
+    def _running(self, what: str) -> _Episode:
+        if self._episode is None:
+            raise gymnasium.error.ResetNeeded(f"{what} before reset(); call reset() first")
+        return self._episode
+
+    def _choose_task(self, options: dict[str, Any]) -> Task:
+        given = options.pop("task", None)
+        if options:
+            raise TaskError(f"reset() knows the option 'task' only, got {sorted(options)}")
+        if given is not None:
+            return read_task(given)
+        generated = self.generate_tasks("train", 1, int(self.np_random.integers(2**62)))
+        return copy.deepcopy(generated[0]) if generated else Task.create(prompt="")
+
+    def _clean_up(self) -> None:
+        """Ends the episode: `teardown`, then the attributes and the folder, whatever `teardown` does."""
+        episode, self._episode = self._episode, None
+        if episode is None:
+            return
+        try:
+            self.teardown()
+        finally:
+            if episode.folder is not None:
+                episode.folder.cleanup()
+            made = self._made_by_init or {}
+            for key in [key for key in vars(self) if key not in made and key not in _KEPT]:
+                delattr(self, key)
+            vars(self).update(made)
+
+    def _clean_up_after(self, error: BaseException) -> None:
+        try:
+            self._clean_up()
+        except Exception as second:  # noqa: BLE001 - the first error is the one to report
+            error.add_note(f"teardown() after this error raised {type(second).__name__}: {second}")
+
+
+class _Episode:
+    """What belongs to one episode and not to the author."""
+
+    def __init__(self, task: Task, toolbox: Toolbox) -> None:
+        self.task = task
+        self.toolbox = toolbox
+        self.steps = 0
+        self.over = False
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+_KEPT = frozenset({"_np_random", "_np_random_seed", "_episode", "_made_by_init", "_cached_spec"})
+"""Attributes that live longer than an episode: Gymnasium's random stream and our own."""
+
+
+def read_action(given: Action | Mapping[str, Any] | str, schemas: Sequence[ToolSchema]) -> Action:
+    """An `Action` from what was given to `step`; never raises for what a model could have written."""
+    if isinstance(given, Action):
+        return given
+    if isinstance(given, str):
+        from deedrl.parsing.parser import parse_action
+
+        return parse_action(given, schemas)
+    try:
+        return msgspec.convert(given, Action)
+    except msgspec.ValidationError as error:
+        return Action(tier="reject", error=f"expected an object with tool_name and parameters: {error}")
+
+
+def read_task(given: Task | Mapping[str, Any]) -> Task:
+    """A private copy of a task given as a `Task` or as its JSON object; a missing id is computed."""
+    if isinstance(given, Task):
+        return copy.deepcopy(given)
+    try:
+        if "id" in given:
+            return msgspec.convert(copy.deepcopy(given), Task)
+        fields = msgspec.convert({"id": "", **copy.deepcopy(given)}, Task)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise TaskError(f"expected a task with at least a prompt, got {given!r}: {error}") from error
+    return Task.create(**{key: getattr(fields, key) for key in fields.__struct_fields__ if key != "id"})
+
+
+def checked_verdict(given: Any, author: str) -> Verdict:
+    """`given` as a `Verdict`; whatever breaks the contract raises `EnvironmentAuthorError` naming `author`."""
+    if isinstance(given, bool | np.bool_):
+        return Verdict(solved=bool(given), progress=float(given))
+    if not isinstance(given, Verdict):
+        raise EnvironmentAuthorError(f"{author}.verify: expected bool or Verdict, got {given!r}")
+    if not isinstance(given.solved, bool | np.bool_):
+        raise EnvironmentAuthorError(f"{author}.verify: expected solved to be True or False, got {given.solved!r}")
+    progress = given.progress
+    if isinstance(progress, bool) or not isinstance(progress, int | float | np.floating) or not math.isfinite(progress):
+        raise EnvironmentAuthorError(f"{author}.verify: expected progress to be a finite number, got {progress!r}")
+    if not 0.0 <= progress <= 1.0:
+        raise EnvironmentAuthorError(f"{author}.verify: expected progress from 0 to 1, got {progress!r}")
+    if (progress == 1.0) != bool(given.solved):
+        raise EnvironmentAuthorError(
+            f"{author}.verify: expected progress 1.0 exactly when solved, got solved={given.solved} with "
+            f"progress={progress!r}"
+        )
+    return msgspec.structs.replace(given, solved=bool(given.solved), progress=float(progress))
+
+
+def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
+    """The observation, and the tool if it ran and succeeded."""
+    if action.error is not None or action.tool_name is None:
+        return to_text(action.error or "no tool was called; expected tool_name and parameters"), None
+    try:
+        used = toolbox.find(action.tool_name)
+        return used.call(action.parameters), used
+    except ToolError as error:
+        return to_text(str(error) or f"{action.tool_name} refused the call"), None
+
+
+def _collect_tools(cls: type[Environment]) -> list[Tool]:
+    """Tools of `cls` and its bases in the order they were written; an attribute overridden by a non-tool is gone."""
+    found: dict[str, Tool] = {}
+    for base in reversed(cls.__mro__):
+        for key, value in vars(base).items():
+            if not isinstance(value, Tool):
+                found.pop(key, None)
+                continue
+            if hasattr(Environment, key):
+                raise EnvironmentAuthorError(
+                    f"{cls.__name__}: the tool '{value.name}' is written as '{key}', which every environment already "
+                    f"has; give the method another name and keep the tool's with @tool(name='{value.name}')"
+                )
+            found[key] = value
+    return list(found.values())
