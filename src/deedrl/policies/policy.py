@@ -8,7 +8,7 @@ from typing import Protocol
 from deedrl.types import Action, Completion, Message, Record, SamplingParams, ToolSchema
 
 
-class CompletionRequest(Record):
+class CompletionRequest(Record, frozen=True):
     """One turn to sample.
 
     `messages` is the whole conversation so far: system, user, then assistant and tool in turn, ending with what

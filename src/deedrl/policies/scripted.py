@@ -90,7 +90,7 @@ class RandomPolicy:
 class DemonstrationPolicy:
     """Plays the environment's own solution of each episode's task.
 
-    `tasks` maps episode ids to tasks; `demonstrate` gives the solution of a task (`deedrl.rollouts.episode`
+    `tasks` maps episode ids to tasks; `demonstrate` gives the solution of a task (`deedrl.rollouts.demonstration`
     has `demonstrator`, which asks an environment). The task travels here and not in the request, so that no
     other policy can see a goal state.
     """

@@ -147,7 +147,7 @@ class _Call:
     def _outcome(self) -> tuple[Any, BaseException | None]:
         try:
             return _without_exit(self._function), None
-        except BaseException as error:  # handed to the waiting coroutine, which raises it
+        except BaseException as error:  # noqa: BLE001  handed to the waiting coroutine, which raises it
             return None, error
 
     def _deliver(self, outcome: tuple[Any, BaseException | None]) -> None:

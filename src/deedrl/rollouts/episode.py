@@ -42,7 +42,7 @@ OWN_LIMIT_FIRST_S = 0.25
 """Slack added to a tool's limit, so that a tool that keeps its limit itself can still answer the model."""
 
 
-class EpisodeSpec(Record):
+class EpisodeSpec(Record, frozen=True):
     """One episode to play. Equal specs with deterministic parts give equal trajectories."""
 
     task: Task
@@ -53,6 +53,11 @@ class EpisodeSpec(Record):
     role: str = "agent"
     provenance: Provenance = Provenance()
     """Run, stage, config hash and source; the runner fills in the rest."""
+
+
+def environment_seed(seed: int) -> int:
+    """Seed for `Environment.reset` in an episode with this seed."""
+    return derive_seed(seed, "environment")
 
 
 async def play_episode(
@@ -84,9 +89,7 @@ async def play_episode(
 class Episode:
     """State of a running episode and the moves `play_episode` makes with it."""
 
-    def __init__(
-        self, spec: EpisodeSpec, attempt: int, slot: EnvironmentSlot, policy: Policy, limits: Limits
-    ) -> None:
+    def __init__(self, spec: EpisodeSpec, attempt: int, slot: EnvironmentSlot, policy: Policy, limits: Limits) -> None:
         self.spec = spec
         self.attempt = attempt
         self.ending: TerminationReason | None = None
@@ -113,7 +116,7 @@ class Episode:
         """Fresh state for the task; then the system prompt and the user message."""
         await self._slot.build(self._limits.call_timeout_s)
         base, wrapped = self._slot.base, self._slot.wrapped
-        seed = derive_seed(self.spec.seed, "environment")
+        seed = environment_seed(self.spec.seed)
         options = {"task": self.spec.task}
         prompt, _ = await self._slot.call(
             lambda: wrapped.reset(seed=seed, options=options), self._limits.call_timeout_s

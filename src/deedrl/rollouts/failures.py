@@ -9,7 +9,7 @@ from deedrl.errors import ConfigError, DeedRLError
 from deedrl.types import Failure, Record, Trajectory
 
 
-class FailurePolicy(Record):
+class FailurePolicy(Record, frozen=True):
     """What to do about trouble that the policy did not cause.
 
     A failed episode is played again from the start, in a fresh environment and with the same seeds (a retry with
@@ -84,7 +84,7 @@ def failure_reason(failure: Failure) -> str:
     return f"{failure.phase}: {failure.kind}"
 
 
-class DroppedGroups(Record):
+class DroppedGroups(Record, frozen=True):
     """What `drop_broken_groups` left out."""
 
     groups: int = 0

@@ -10,7 +10,7 @@ from deedrl.errors import ConfigError
 from deedrl.types import Action, Completion, Record, SamplingParams
 
 
-class Limits(Record):
+class Limits(Record, frozen=True):
     """When an episode is ended from outside.
 
     A limit of None is not enforced, except `max_steps`, where None means the environment's own `max_steps`

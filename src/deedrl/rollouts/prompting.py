@@ -39,7 +39,7 @@ DISTRACTORS = (
 """Sentences that change nothing about a job."""
 
 
-class PromptVariant(Record):
+class PromptVariant(Record, frozen=True):
     """One way to present a job. It changes what is shown, never the task that is stored.
 
     `tool_order_seed` shuffles the tools in the system prompt, `distractor` is a sentence put before the user

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from deedrl.environments.environment import Environment
 from deedrl.errors import StoreError
 from deedrl.rollouts.episode import environment_seed
-from deedrl.rollouts.prompting import PromptVariant, user_message
 from deedrl.rollouts.slot import AnyEnvironment, EnvironmentSource
 from deedrl.types import Record, Step, Task, TerminationReason, Trajectory
 
+_ENDED_BY_ENVIRONMENT = (TerminationReason.GOAL, TerminationReason.TOOL_ENDED)
 
-class ReplayDifference(Record):
+
+class ReplayDifference(Record, frozen=True):
     """The first place where a replay left the recording."""
 
     step: int
     """Index of the step; the number of steps for a difference in the final verdict."""
-    what: Literal["observation", "reward", "status", "state_hash", "verdict"]
+    what: str
+    """``state_hash``, ``observation``, ``reward``, ``status`` or ``verdict``."""
     recorded: Any
     replayed: Any
 
 
-class ReplayReport(Record):
+class ReplayReport(Record, frozen=True):
     """Result of a replay; `difference` is None if all that was compared is bit-equal."""
 
     episode_id: str
@@ -72,7 +74,8 @@ def replay_actions(trajectory: Trajectory, task: Task, environment: Callable[[],
         versions = base.toolbox.versions()
         compared, difference = 0, None
         for step in comparable_steps(trajectory):
-            difference = first_difference(step, _play(step, wrapped, base), last=step is trajectory.steps[-1])
+            ended = step is trajectory.steps[-1] and trajectory.termination in _ENDED_BY_ENVIRONMENT
+            difference = first_difference(step.index, _recorded(step, ended), _replayed(step, wrapped, base))
             compared += 1
             if difference is not None:
                 break
@@ -90,3 +93,47 @@ def replay_actions(trajectory: Trajectory, task: Task, environment: Callable[[],
         recorded_versions=trajectory.provenance.tool_versions,
         replayed_versions=versions,
     )
+
+
+def comparable_steps(trajectory: Trajectory) -> Iterator[Step]:
+    """Steps whose action ran and came back, up to the first whose result is missing."""
+    for step in trajectory.steps:
+        if step.tool_output is None and step.action.valid:
+            return
+        if step.tool_output is not None:
+            if step.reward_missing is not None:
+                return
+            yield step
+
+
+def first_difference(step: int, recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> ReplayDifference | None:
+    """The first key, in order, whose values are not equal."""
+    for what, value in recorded.items():
+        if value != replayed[what]:
+            return ReplayDifference(step=step, what=what, recorded=value, replayed=replayed[what])
+    return None
+
+
+def _recorded(step: Step, ended: bool) -> dict[str, Any]:
+    assert step.tool_output is not None
+    return {
+        "state_hash": step.state_hash,
+        "observation": step.tool_output.text,
+        "reward": step.reward,
+        "status": _status(step.tool_output.ok, ended),
+    }
+
+
+def _replayed(step: Step, wrapped: AnyEnvironment, base: Environment) -> dict[str, Any]:
+    state_hash = None if step.state_hash is None else base.state_hash()
+    observation, reward, terminated, _, info = wrapped.step(step.action)
+    return {
+        "state_hash": state_hash,
+        "observation": observation,
+        "reward": float(reward),
+        "status": _status(bool(info.get("ok", True)), terminated),
+    }
+
+
+def _status(ok: bool, ended: bool) -> str:
+    return ("ok" if ok else "error") + (", episode ended" if ended else "")
