@@ -7,7 +7,6 @@ error. Paths are dotted; an element of a list is addressed by its ``name`` or ``
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +22,8 @@ T = TypeVar("T")
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0, lt=math.inf)]
-NonNegative = Annotated[float, Meta(ge=0, lt=math.inf)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=1e300)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e300)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 

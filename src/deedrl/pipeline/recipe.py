@@ -173,7 +173,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
 
     name: str
     """Name of the run, as shown in reports and trackers."""
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Every random stream of the run derives from it."""
     model: ModelSettings = ModelSettings()
     environment: EnvironmentSettings = EnvironmentSettings()
