@@ -276,15 +276,15 @@ def config_hash(recipe: Recipe) -> str:
     return fingerprint({key: value for key, value in data.items() if key not in _LOCATION_FIELDS})
 
 
-def select_stages(recipe: Recipe, kinds: Collection[type[StageSettings]], name: str | None = None) -> list[str]:
+def select_stages(recipe: Recipe, kinds: Collection[str], name: str | None = None) -> list[str]:
     """Names of the recipe's stages of these kinds, or the one called `name`; none is a `ConfigError`."""
-    titles = [stage.title for stage in recipe.stages if isinstance(stage, tuple(kinds))]
+    titles = [stage.title for stage in recipe.stages if stage.kind in kinds]
     if name is not None:
         if name not in titles:
             raise ConfigError(f"the recipe has no such stage '{name}'{suggest(name, titles)}")
         return [name]
     if not titles:
-        wanted = " or ".join(kind.kind for kind in kinds)
+        wanted = " or ".join(kinds)
         present = ", ".join(stage.title for stage in recipe.stages)
         raise ConfigError(f"expected a {wanted} stage in the recipe, which has {present}; add one under 'stages:'")
     return titles
