@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from deedrl.errors import StoreError
-from deedrl.redaction import mask_keys, may_hold_key
+from deedrl.redaction import holds_key, mask_keys
 from deedrl.types import SCHEMA_VERSION, Trajectory
 
 
@@ -44,10 +44,11 @@ def encode(trajectory: Trajectory) -> bytes:
 
     Raises StoreError that names the field for NaN, an infinity, or a value JSON has no form for.
     """
-    path = find_nonfinite(trajectory)
+    texts: list[str] = []
+    path = _inspect(trajectory, texts)
     if path is not None:
         raise StoreError(
-            f"episode '{trajectory.episode_id}': expected a finite number in {path}, got NaN or infinity; "
+            f"episode '{trajectory.episode_id}': expected a finite number in {path.lstrip('.')}, got NaN or infinity; "
             "a value that could not be measured is None (see what produced it: a reward term or a logit overflow)"
         )
     try:
@@ -59,7 +60,7 @@ def encode(trajectory: Trajectory) -> bytes:
             f"episode '{trajectory.episode_id}': expected values that JSON can hold, got: {error}; "
             "let tools and verifiers return plain numbers, texts, lists and mappings"
         ) from error
-    return _encode_cleaned(trajectory) if may_hold_key(line) else line
+    return _encode_cleaned(trajectory) if holds_key("\n".join(texts)) else line
 
 
 def decode(line: bytes) -> Trajectory:
@@ -117,34 +118,39 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- non-finite numbers
+# ---------------------------------------------------------------- inspecting
 
 
 def find_nonfinite(value: Any) -> str | None:
     """Path of the first NaN or infinity anywhere in `value`, like ``steps[3].completion.logprobs[17]``; else None."""
-    path = _nonfinite(value)
+    path = _inspect(value, [])
     return None if path is None else path.lstrip(".") or "the value itself"
 
 
-def _nonfinite(value: Any) -> str | None:
-    if value is None or isinstance(value, str | int):
+def _inspect(value: Any, texts: list[str]) -> str | None:
+    """Path of the first non-finite number below `value`; without one, `texts` gets every string on the way."""
+    if isinstance(value, str):
+        texts.append(value)
+        return None
+    if value is None or isinstance(value, int):
         return None
     if isinstance(value, float):
         return None if math.isfinite(value) else ""
     if isinstance(value, msgspec.Struct):
-        return _first((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
+        return _first(((f".{name}", getattr(value, name)) for name in value.__struct_fields__), texts)
     if isinstance(value, Mapping):
-        return _first((f".{name}", item) for name, item in value.items())
+        texts.extend(name for name in value if isinstance(name, str))
+        return _first(((f".{name}", item) for name, item in value.items()), texts)
     if isinstance(value, list | tuple):
         if _is_numeric(value) and math.isfinite(_total(value)):
             return None
-        return _first((f"[{index}]", item) for index, item in enumerate(value))
+        return _first(((f"[{index}]", item) for index, item in enumerate(value)), texts)
     return None
 
 
-def _first(items: Iterable[tuple[str, Any]]) -> str | None:
+def _first(items: Iterable[tuple[str, Any]], texts: list[str]) -> str | None:
     for name, item in items:
-        below = _nonfinite(item)
+        below = _inspect(item, texts)
         if below is not None:
             return name + below
     return None
@@ -155,7 +161,7 @@ def _is_numeric(values: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _total(values: list[Any] | tuple[Any, ...]) -> float:
-    """Sum of the numbers; not finite if any of them is not (or if the sum overflows, then each is looked at)."""
+    """Sum of the numbers; not finite if one of them is not, if the sum overflows, or if there are other things."""
     try:
         return float(sum(values))
     except (TypeError, OverflowError):

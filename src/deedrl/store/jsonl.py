@@ -12,6 +12,7 @@ Rules it keeps:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -89,7 +90,7 @@ class TrajectoryStore:
         self.quarantine_path = self.path.with_name(f"{self.path.name}.quarantine")
         self._lock = FileLock(f"{self.path}.lock", timeout=LOCK_TIMEOUT_S)
         self._index = EpisodeIndex(self.path)
-        self._last_sync_s = 0.0
+        self._last_sync_s = -math.inf
         if self.path.is_dir():
             raise StoreError(f"expected a file of trajectories, got the folder {self.path}; name a .jsonl file in it")
         if run_id or config_hash:
