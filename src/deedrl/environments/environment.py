@@ -15,6 +15,7 @@ import numpy as np
 
 from deedrl.environments.spaces import AnyText
 from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
+from deedrl.tools.limits import ToolInterrupted
 from deedrl.tools.text import to_text
 from deedrl.tools.tool import Tool
 from deedrl.tools.toolbox import Toolbox
@@ -89,6 +90,14 @@ class Environment(gymnasium.Env[str, Any]):
         return []
 
     @classmethod
+    def gold_strings(cls, task: Task) -> list[str]:
+        """What must be found out and not be told: `deedrl check-env` looks for it where it should not show up.
+
+        By default all strings of 6 or more characters in the goal state.
+        """
+        return [text for text in strings_in(task.goal_state) if len(text) >= 6]
+
+    @classmethod
     def rubric(cls) -> Rubric | None:
         """How trajectories of this environment are scored; None means the default rubric."""
         return None
@@ -132,7 +141,7 @@ class Environment(gymnasium.Env[str, Any]):
         """Runs one action: an `Action`, a dict like one, or the text of a completion.
 
         What the model did wrong (no action, unknown tool, wrong parameter, `ToolError`) becomes the observation
-        with ``info["ok"]`` False and still counts as a step. The reward is 1.0 when the episode terminates solved,
+        with ``info["ok"]`` False and still counts as a step; so does a call that `interrupt_thread` stopped. The reward is 1.0 when the episode terminates solved,
         else 0.0. ``info["ended_by"]`` names the tool that ended the episode; ``info["verdict"]`` is there only when
         terminated. Any other exception from a tool passes through as `ToolCrash`.
         """
@@ -266,6 +275,17 @@ def checked_verdict(given: Any, author: str) -> Verdict:
     return msgspec.structs.replace(given, solved=bool(given.solved), progress=float(progress))
 
 
+def strings_in(value: Any) -> list[str]:
+    """All strings among the values of nested dicts and lists, keys left out."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for entry in value.values() for text in strings_in(entry)]
+    if isinstance(value, list | tuple):
+        return [text for entry in value for text in strings_in(entry)]
+    return []
+
+
 def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
     """The observation, and the tool if it ran and succeeded."""
     if action.error is not None or action.tool_name is None:
@@ -275,6 +295,8 @@ def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
         return used.call(action.parameters), used
     except ToolError as error:
         return to_text(str(error) or f"{action.tool_name} refused the call"), None
+    except ToolInterrupted:
+        return f"{action.tool_name} did not finish in time and was stopped", None
 
 
 def _collect_tools(cls: type[Environment]) -> list[Tool]:
