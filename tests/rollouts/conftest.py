@@ -91,7 +91,7 @@ class HangingDesk(CounterDesk):
         while time.monotonic() < end:
             try:
                 time.sleep(0.005)
-            except BaseException:  # noqa: S112, BLE001
+            except BaseException:  # noqa: BLE001
                 continue
         return "at last"
 
