@@ -38,8 +38,11 @@ from deedrl.types import (
 log = logging.getLogger(__name__)
 
 RELEASE_LIMIT_S = 5.0
-OWN_LIMIT_FIRST_S = 0.25
-"""Slack added to a tool's limit, so that a tool that keeps its limit itself can still answer the model."""
+LIMIT_GRACE_S = 0.25
+"""Added to a call's limit, so that a tool that keeps its limit itself can still answer the model.
+
+An environment that needs longer for that says so with an attribute `limit_grace_s`.
+"""
 
 
 class EpisodeSpec(Record, frozen=True):
@@ -176,7 +179,8 @@ class Episode:
             solved = self._verdict is not None and self._verdict.solved
             self.ending = TerminationReason.GOAL if solved else TerminationReason.TOOL_ENDED
         elif truncated:
-            self.ending = TerminationReason.STEP_LIMIT
+            timed_out = info.get("timed_out", False)
+            self.ending = TerminationReason.TIMEOUT if timed_out else TerminationReason.STEP_LIMIT
         return ToolOutput(text=observation, ok=bool(info.get("ok", True)), duration_s=time.perf_counter() - began)
 
     def close_turn(self, output: ToolOutput | None) -> None:
@@ -263,9 +267,10 @@ class Episode:
         return self._slot.wrapped.step(action)
 
     def _call_limit_s(self, tool_name: str | None) -> float:
-        tool = self._slot.base.toolbox.get(tool_name or "")
-        own = tool.timeout_s + OWN_LIMIT_FIRST_S if tool else self._limits.call_timeout_s
-        return min(own, self._limits.call_timeout_s, self._remaining_s())
+        base = self._slot.base
+        tool = base.toolbox.get(tool_name or "")
+        limit_s = min(tool.timeout_s, self._limits.call_timeout_s) if tool else self._limits.call_timeout_s
+        return min(limit_s + getattr(base, "limit_grace_s", LIMIT_GRACE_S), self._remaining_s())
 
     def _remaining_s(self) -> float:
         return self._limits.episode_timeout_s - (time.monotonic() - self._begin)
