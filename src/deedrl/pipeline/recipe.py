@@ -76,6 +76,8 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     """Number type of the base weights; ``auto`` is bf16 where the hardware multiplies it fast, else fp32."""
     adapter: AdapterSettings | None = AdapterSettings()
     """The LoRA adapter that is trained; null trains all weights."""
+    chat_template: str | None = None
+    """``chatml`` or a file with a Jinja template, for models whose own template cannot carry training."""
     start_adapter: str | None = None
     """Folder of a PEFT adapter to start from instead of a fresh one."""
 

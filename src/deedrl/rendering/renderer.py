@@ -102,9 +102,7 @@ class Renderer:
             # Such templates want the system text inside the first user turn.
             head = conversation.pop(0)["content"]
             conversation[0]["content"] = head + "\n\n" + conversation[0]["content"]
-        return str(
-            self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generation)
-        )
+        return str(self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generation))
 
     def _render(self, messages: Sequence[Message], generation: bool) -> list[int]:
         return self._fill(self._template(messages, generation), messages)
@@ -164,10 +162,14 @@ class Renderer:
             longer = self._template(turns[:3], generation=True)
             whole = self._template(turns, generation=False)
         except Exception as error:  # a template is a program of its author; any exception may come out of it
-            raise ModelError(f"the chat template cannot render a conversation of tool turns: {error}; {_REMEDY}") from error
+            raise ModelError(
+                f"the chat template cannot render a conversation of tool turns: {error}; {_REMEDY}"
+            ) from error
         for index in range(4):
             if whole.count(_mark(index)) != 1:
-                raise ModelError(f"the chat template must show each message once; turn {index} came {whole.count(_mark(index))} times; {_REMEDY}")
+                raise ModelError(
+                    f"the chat template must show each message once; turn {index} came {whole.count(_mark(index))} times; {_REMEDY}"
+                )
         head = short.split(_mark(1))[0]
         if not longer.startswith(head[: head.rfind(_mark(0)) + 1]):
             raise ModelError(f"the chat template rewrites the user's turn when the conversation grows; {_REMEDY}")

@@ -33,7 +33,9 @@ class Learner:
         self.logprobs, self._optimizer = self._accelerator.prepare(module, optimizer)
         self.updates = 0
 
-    def update(self, batches: Sequence[Batch], loss: Loss, *, learning_rate: float, max_grad_norm: float) -> UpdateStats:
+    def update(
+        self, batches: Sequence[Batch], loss: Loss, *, learning_rate: float, max_grad_norm: float
+    ) -> UpdateStats:
         """One optimiser step over all micro-batches; without action tokens nothing changes and `empty` is set.
 
         Gradients add up over micro-batches, so `loss` must already carry the normalisation of the whole update.
@@ -109,9 +111,7 @@ class UpdateStats:
         """The gradient was not finite: parameters and optimiser state are untouched."""
 
 
-def scheduled_rate(
-    step: int, steps: int, *, peak: float, final: float, schedule: str, warmup: int = 0
-) -> float:
+def scheduled_rate(step: int, steps: int, *, peak: float, final: float, schedule: str, warmup: int = 0) -> float:
     """Learning rate of update `step` (from 0) of `steps`: linear warm-up from 0, then ``constant``, ``linear`` or ``cosine``."""
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -97,7 +97,9 @@ def attend_one(
     shared_weights = (shared - top.transpose(0, 1)).exp_()
     total = own_weights.sum(-1, keepdim=True) + shared_weights.sum(-1, keepdim=True).transpose(0, 1)
     from_prefix = shared_weights.to(values.dtype).view(kv_heads, rows * groups, -1) @ prefix[1][0]
-    output = (own_weights.to(values.dtype) @ values).float() + from_prefix.view(kv_heads, rows, groups, size).transpose(0, 1)
+    output = (own_weights.to(values.dtype) @ values).float() + from_prefix.view(kv_heads, rows, groups, size).transpose(
+        0, 1
+    )
     return (output / total).to(query.dtype).view(query.shape)
 
 

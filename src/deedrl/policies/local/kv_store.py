@@ -112,5 +112,11 @@ class DecodeLayout:
         store.values[layer][self._rows, :, self._lengths] = value[:, :, 0]
         prefix = store.prefix[layer] if store.prefix_length else None
         return attend_one(
-            query, store.keys[layer][:used], store.values[layer][:used], prefix, self._prefix_bias, self._own_bias, scaling
+            query,
+            store.keys[layer][:used],
+            store.values[layer][:used],
+            prefix,
+            self._prefix_bias,
+            self._own_bias,
+            scaling,
         )

