@@ -20,7 +20,7 @@ from deedrl.types import Record, Task, Trajectory
 POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
 
 
-class ColdStartReport(Record):
+class ColdStartReport(Record, frozen=True):
     """Where the supervised data came from; the report shows it as it is."""
 
     sampled: int

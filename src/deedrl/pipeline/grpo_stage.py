@@ -103,14 +103,18 @@ def _train_step(
     updated = update_policy(learner, selection.samples, settings, reference if stage.kl_coefficient else None)
     counts = selection.counts
     _warn_of_no_signal(session, stage, figures, counts.zero_variance, counts.groups)
-    return figures | updated | {
-        "learning_rate": rate,
-        "groups": float(counts.groups),
-        "zero_variance_groups": float(counts.zero_variance),
-        "unscored_episodes": float(counts.unscored),
-        "split_trajectories": float(counts.samples.split_trajectories),
-        "too_long_samples": float(counts.samples.too_long),
-    }
+    return (
+        figures
+        | updated
+        | {
+            "learning_rate": rate,
+            "groups": float(counts.groups),
+            "zero_variance_groups": float(counts.zero_variance),
+            "unscored_episodes": float(counts.unscored),
+            "split_trajectories": float(counts.samples.split_trajectories),
+            "too_long_samples": float(counts.samples.too_long),
+        }
+    )
 
 
 def sample_groups(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from deedrl.types import Record, Step, Trajectory
 
 
-class TrainingSample(Record):
+class TrainingSample(Record, frozen=True):
     """One token sequence of an episode. All per-token fields have the length of `ids`.
 
     `action_mask` is True exactly at tokens the policy sampled (turn-end tokens included). `logprobs` are the sampler's,
@@ -31,7 +31,7 @@ class TrainingSample(Record):
         return sum(self.action_mask)
 
 
-class SampleCounts(Record):
+class SampleCounts(Record, frozen=True):
     """What became of a set of trajectories on the way to samples."""
 
     trajectories: int = 0

@@ -11,7 +11,7 @@ from deedrl.training.samples import SampleCounts, TrainingSample, collect_sample
 from deedrl.types import Record, Trajectory, TrajectoryGroup
 
 
-class SelectionCounts(Record):
+class SelectionCounts(Record, frozen=True):
     """What one update was made of."""
 
     groups: int = 0
@@ -26,7 +26,7 @@ class SelectionCounts(Record):
     samples: SampleCounts = SampleCounts()
 
 
-class Selection(Record):
+class Selection(Record, frozen=True):
     """Samples with advantages, ready to pack, and the counts behind them."""
 
     samples: tuple[TrainingSample, ...]
