@@ -216,7 +216,7 @@ def _as_exception(problem: Problem) -> Exception:
         crash.add_note(problem.where)
         return crash
     known: dict[str, type[DeedRLError]] = {
-        kind.__name__: kind for kind in (EnvironmentAuthorError, TaskError, *DeedRLError.__subclasses__())
+        kind.__name__: kind for kind in DeedRLError.__subclasses__()
     }
     if problem.kind in known:
         return known[problem.kind](problem.message)

@@ -56,7 +56,7 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
         stable=len(stable),
         efficient=len(efficient),
         negatives=len(failures),
-        sources=dict(sources),
+        sources={str(source): count for source, count in sources.items()},
         shares={source: count / kept for source, count in sources.items()},
     )
     return (compute_metrics(sampled) if sampled else None), report

@@ -133,8 +133,8 @@ def sample_groups(
             break
         played = _play_groups(session, stage, missing, step)
         episodes += played
-        whole, reasons = drop_broken_groups(played)
-        dropped += sum(reasons.values())
+        whole, broken = drop_broken_groups(played)
+        dropped += broken.groups
         for group in group_trajectories(whole):
             has_signal = group_has_signal(group, stage.zero_variance_threshold)
             (kept if has_signal else silent).append(group)
@@ -178,7 +178,8 @@ def _warn_of_no_signal(
     if not groups or zero_variance < groups:
         return
     if figures["cut_share"] > 0.9:
-        reason = f"{figures['cut_share']:.0%} of completions hit sampling.max_tokens ({session.recipe.sampling.max_tokens}); raise it"
+        limit = session.recipe.sampling.max_tokens
+        reason = f"{figures['cut_share']:.0%} of completions hit sampling.max_tokens ({limit}); raise it"
     elif figures["completion"] == 0:
         reason = "no episode succeeds; give easier tasks or a stronger cold start"
     else:

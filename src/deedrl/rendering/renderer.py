@@ -15,7 +15,8 @@ from deedrl.errors import ModelError
 from deedrl.types import Message
 
 CHATML = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """A template every tokenizer with the two ChatML tokens can use (recipe: ``model.chat_template: chatml``)."""
@@ -156,7 +157,7 @@ class Renderer:
         return head.rstrip().endswith(_THINK_OPEN)
 
     def _check_template(self) -> None:
-        turns = [Message(role=r, content="x") for r in ("user", "assistant", "user", "assistant")]  # type: ignore[arg-type]
+        turns = [Message(role=r, content="x") for r in ("user", "assistant", "user", "assistant")]
         try:
             short = self._template(turns[:2], generation=False)
             longer = self._template(turns[:3], generation=True)
@@ -166,9 +167,10 @@ class Renderer:
                 f"the chat template cannot render a conversation of tool turns: {error}; {_REMEDY}"
             ) from error
         for index in range(4):
-            if whole.count(_mark(index)) != 1:
+            times = whole.count(_mark(index))
+            if times != 1:
                 raise ModelError(
-                    f"the chat template must show each message once; turn {index} came {whole.count(_mark(index))} times; {_REMEDY}"
+                    f"the chat template must show each message once; turn {index} came {times} times; {_REMEDY}"
                 )
         head = short.split(_mark(1))[0]
         if not longer.startswith(head[: head.rfind(_mark(0)) + 1]):

@@ -86,13 +86,15 @@ class LogprobModel(nn.Module):
 
 def _chunk_logprobs(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
     logits = head(hidden).float() / temperature
-    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    chosen: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    return chosen
 
 
 @torch.no_grad()
 def _chunk_entropy(head: Any, hidden: Tensor, temperature: float) -> Tensor:
     logprobs = (head(hidden).float() / temperature).log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
+    entropy: Tensor = -(logprobs.exp() * logprobs).sum(-1)
+    return entropy
 
 
 @contextmanager

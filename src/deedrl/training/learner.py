@@ -112,7 +112,7 @@ class UpdateStats:
 
 
 def scheduled_rate(step: int, steps: int, *, peak: float, final: float, schedule: str, warmup: int = 0) -> float:
-    """Learning rate of update `step` (from 0) of `steps`: linear warm-up from 0, then ``constant``, ``linear`` or ``cosine``."""
+    """Rate of update `step` (from 0) of `steps`: linear warm-up from 0, then ``constant``, ``linear`` or ``cosine``."""
     if step < warmup:
         return peak * (step + 1) / warmup
     if schedule == "constant":

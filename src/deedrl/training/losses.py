@@ -101,7 +101,7 @@ def policy_loss(
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Non-negative, low-variance estimate exp(d) - d - 1 with d = reference - logprob (Schulman 2020, "Approximating KL").
+    """Non-negative, low-variance estimate exp(d) - d - 1 with d = reference - logprob (Schulman 2020).
 
     d is clamped *before* exp, so value and gradient stay finite for any input; beyond the clamp the gradient is 0.
     """

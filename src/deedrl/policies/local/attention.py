@@ -5,7 +5,8 @@ transformers lets a model's attention be swapped by name; ours hands query, key 
 passed to ``forward(..., layout=…)``. Rotary embedding, projections, norms and MLP stay the model's own, so every
 decoder that goes through transformers' attention interface works (Llama, SmolLM, Qwen2/3, Mistral, Gemma, …).
 
-Shapes: B rows, H query heads, K key/value heads, G = H / K, T new tokens a row, P prefix tokens, S own slots, D head size.
+Shapes: B rows, H query heads, K key/value heads, G = H / K, T new tokens a row, P prefix tokens, S own slots,
+D head size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Continuous batching over a model's own weights: sequences join and leave between steps, caches stay between turns.
 
-`Engine.step` does one prefill (if turns wait) or one decode step and returns the turns that finished. There is no weight
-copy: the engine runs the very modules the trainer updates, so after an update only `reset` is needed.
+`Engine.step` does one prefill (if turns wait) or one decode step and returns the turns that finished. There is no
+weight copy: the engine runs the very modules the trainer updates, so after an update only `reset` is needed.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ class Engine:
 
     def _forward(self, ids: Tensor, positions: Tensor, layout: Any) -> Tensor:
         output = self._body(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
-        return output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
 
 def decoder_of(model: Any) -> Any:

@@ -1,7 +1,7 @@
 """Keys and values of one shared prefix and of each row's own tokens, and the layouts forward passes use on them.
 
-Own parts lie in one block per layer, [rows, K, slots, D], indexed by row; decoding reads the block in place. Rows in use
-are always ``0 … used-1``: a finished row is filled by moving the last one, so no step gathers or copies rows.
+Own parts lie in one block per layer, [rows, K, slots, D], indexed by row; decoding reads the block in place. Rows in
+use are always ``0 … used-1``: a finished row is filled by moving the last one, so no step gathers or copies rows.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class LocalPolicy:
                     if future is not None and not future.done():
                         future.set_result(turn)
                 await asyncio.sleep(0)
-        except Exception as error:  # boundary: whoever waits must learn of it instead of waiting for ever
+        except Exception as error:  # noqa: BLE001  boundary: whoever waits must learn of it instead of waiting for ever
             for future in self._futures.values():
                 if not future.done():
                     future.set_exception(error)
