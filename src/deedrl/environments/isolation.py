@@ -18,7 +18,7 @@ import gymnasium
 from deedrl.environments.environment import Environment, checked_verdict, read_action, read_task
 from deedrl.environments.loading import load_environment
 from deedrl.environments.worker import Problem, Reply, Request, pack, unpack
-from deedrl.errors import DeedRLError, EnvironmentAuthorError, TaskError
+from deedrl.errors import DeedRLError
 from deedrl.tools.tool import ToolCrash
 from deedrl.tools.toolbox import Toolbox
 from deedrl.types import Action, Task, Verdict
