@@ -18,7 +18,7 @@ import gymnasium
 from deedrl.environments.environment import Environment, checked_verdict, read_action, read_task
 from deedrl.environments.loading import load_environment
 from deedrl.environments.worker import Problem, Reply, Request, pack, unpack
-from deedrl.errors import DeedRLError, EnvironmentAuthorError, TaskError
+from deedrl.errors import DeedRLError
 from deedrl.tools.tool import ToolCrash
 from deedrl.tools.toolbox import Toolbox
 from deedrl.types import Action, Task, Verdict
@@ -215,9 +215,7 @@ def _as_exception(problem: Problem) -> Exception:
         crash = ToolCrash(problem.tool_name or "", RuntimeError(problem.message), problem.parameters)
         crash.add_note(problem.where)
         return crash
-    known: dict[str, type[DeedRLError]] = {
-        kind.__name__: kind for kind in (EnvironmentAuthorError, TaskError, *DeedRLError.__subclasses__())
-    }
-    if problem.kind in known:
-        return known[problem.kind](problem.message)
+    for kind in DeedRLError.__subclasses__():
+        if kind.__name__ == problem.kind:
+            return kind(problem.message)
     return WorkerRaised(f"{problem.kind}: {problem.message}\n{problem.where}")
