@@ -116,7 +116,7 @@ class Shared(Vault):
     @tool(read_only=True)
     def look_up(self, door: str) -> str:
         """Finds the code of a door."""
-        self.attempts.append(door)
+        type(self).attempts.append(door)
         return "noted"
 
 
@@ -124,8 +124,8 @@ class SharedAndSeen(Shared):
     @tool(read_only=True)
     def look_up(self, door: str) -> str:
         """Finds the code of a door."""
-        self.attempts.append(door)
-        return f"{len(self.attempts)} attempts"
+        type(self).attempts.append(door)
+        return f"{len(type(self).attempts)} attempts"
 
 
 class Hoarder(Vault):
@@ -250,7 +250,7 @@ class OldStyle(Vault):
         pytest.param(
             SharedAndSeen, "isolation", "two copies taking turns differ from each alone", id="D09_SharedAndSeen"
         ),
-        pytest.param(Shared, "leftovers", "episodes changed the class itself: Shared.attempts", id="D11_Shared"),
+        pytest.param(Shared, "leftovers", "episodes changed the class itself: attempts", id="D11_Shared"),
         pytest.param(
             Hoarder, "leftovers", "an episode after another differs from one in a fresh copy", id="D11_Hoarder"
         ),

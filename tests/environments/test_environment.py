@@ -306,6 +306,24 @@ def test_D11_attributes_and_files_of_an_episode_are_gone_in_the_next() -> None:
     environment.close()
 
 
+def test_D11_list_in_the_class_body_is_empty_again_and_not_shared() -> None:
+    class Noting(Counter):
+        _notes: list[int] = []
+
+        @tool
+        def note(self, number: int) -> list[int]:
+            self._notes.append(number)
+            return self._notes
+
+    first, second = started(Noting), started(Noting)
+    note = Action(tool_name="note", parameters={"number": 1})
+    assert first.step(note)[0] == "[1]"
+    assert second.step(note)[0] == "[1]"
+    first.reset(options={"task": THREE})
+    assert first.step(note)[0] == "[1]"
+    assert Noting._notes == []
+
+
 def test_D11_what_a_tool_does_to_the_task_stays_in_the_episode() -> None:
     task = Task.create(prompt="", initial_state={"items": ["a"]})
     environment = started(Leaky, task)
@@ -480,6 +498,22 @@ def test_tool_named_like_a_part_of_every_environment_is_refused() -> None:
         class Clash(Environment):
             @tool
             def close(self) -> str:  # type: ignore[override]
+                return ""
+
+
+def test_class_value_that_cannot_be_copied_is_refused() -> None:
+    with pytest.raises(EnvironmentAuthorError, match="of the class body cannot be copied"):
+
+        class Locked(Environment):
+            locks = {"one": threading.Lock()}
+
+
+def test_tool_may_not_take_the_name_of_an_attribute() -> None:
+    with pytest.raises(EnvironmentAuthorError, match="written as 'task', which every environment already has"):
+
+        class Clash(Environment):
+            @tool
+            def task(self) -> str:  # type: ignore[override]
                 return ""
 
 

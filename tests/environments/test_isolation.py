@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from gymnasium.utils.env_checker import check_env
 
 from deedrl.environments.isolation import ProcessEnvironment, WorkerDied
 from deedrl.environments.loading import load_environment
@@ -147,6 +148,13 @@ def test_D12_unseeded_resets_are_reproducible(environment: ProcessEnvironment) -
         return [int(environment.np_random.integers(1000)) for _ in range(2) if environment.reset()]
 
     assert draw() == draw()
+
+
+def test_gymnasiums_checker_passes(stuck_ref: str) -> None:
+    environment = ProcessEnvironment(stuck_ref)
+    check_env(environment, skip_render_check=True)
+    environment.close()
+    assert children() == []
 
 
 def test_reference_that_leads_nowhere_is_refused_at_once() -> None:
