@@ -227,15 +227,7 @@ def _as_exception(problem: Problem) -> Exception:
         crash = ToolCrash(problem.tool_name or "", RuntimeError(problem.message), problem.parameters)
         crash.add_note(problem.where)
         return crash
-<<<<<<< HEAD
-    known: dict[str, type[DeedRLError]] = {
-        kind.__name__: kind for kind in DeedRLError.__subclasses__()
-    }
-    if problem.kind in known:
-        return known[problem.kind](problem.message)
-=======
     for kind in DeedRLError.__subclasses__():
         if kind.__name__ == problem.kind:
             return kind(problem.message)
->>>>>>> env
     return WorkerRaised(f"{problem.kind}: {problem.message}\n{problem.where}")
