@@ -15,6 +15,7 @@ import numpy as np
 
 from deedrl.environments.spaces import AnyText
 from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
+from deedrl.tools.limits import ToolInterrupted
 from deedrl.tools.text import to_text
 from deedrl.tools.tool import Tool
 from deedrl.tools.toolbox import Toolbox
@@ -29,7 +30,8 @@ class Environment(gymnasium.Env[str, Any]):
 
     A subclass marks methods with `@tool`, builds the state in `setup` and judges it in `verify`. Each episode
     starts clean: attributes that did not exist at the first `reset` are dropped at the next one, those that
-    `__init__` made get back the object they had, and `workspace` is a new empty folder.
+    `__init__` made get back the object they had, lists, dicts and sets of the class body are copied anew, and
+    `workspace` is a new empty folder.
 
     An episode ends (`terminated`) when a tool with ``ends_episode=True`` succeeds. If the current task allows no
     such tool, it ends as soon as `verify` says solved. After `max_steps` steps it is `truncated`.
@@ -45,6 +47,7 @@ class Environment(gymnasium.Env[str, Any]):
     task: Task
     """The current task, a private copy."""
 
+    _class_values: ClassVar[Mapping[str, Any]] = {}
     _made_by_init: Mapping[str, Any] | None = None
     _episode: _Episode | None = None
 
@@ -62,6 +65,13 @@ class Environment(gymnasium.Env[str, Any]):
                 "e.g. calculator = calculator"
             )
         cls.tools = Toolbox(_collect_tools(cls))
+        try:
+            cls._class_values = copy.deepcopy(mutable_class_values(cls))
+        except TypeError as error:
+            raise EnvironmentAuthorError(
+                f"{cls.__name__}: a list, dict or set of the class body cannot be copied for each episode ({error}); "
+                "make it in setup()"
+            ) from error
 
     # ------------------------------------------------------------ for the author to write
 
@@ -87,6 +97,14 @@ class Environment(gymnasium.Env[str, Any]):
     def generate_tasks(cls, split: Split, count: int, seed: int) -> list[Task]:
         """`count` tasks of `split`, equal for equal seeds; empty if this environment's tasks come from elsewhere."""
         return []
+
+    @classmethod
+    def gold_strings(cls, task: Task) -> list[str]:
+        """What must be found out and not be told: `deedrl check-env` looks for it where it should not show up.
+
+        By default all strings of 6 or more characters in the goal state.
+        """
+        return [value for value in leaves(task.goal_state) if isinstance(value, str) and len(value) >= 6]
 
     @classmethod
     def rubric(cls) -> Rubric | None:
@@ -121,6 +139,8 @@ class Environment(gymnasium.Env[str, Any]):
         task = self._choose_task(dict(options or {}))
         self._episode = _Episode(task, self.tools.restricted(task.tools).bind(self))
         self.task = copy.deepcopy(task)
+        fresh = copy.deepcopy(self._class_values)
+        vars(self).update({name: value for name, value in fresh.items() if name not in self._made_by_init})
         try:
             self.setup(copy.deepcopy(task))
         except BaseException as error:
@@ -132,9 +152,10 @@ class Environment(gymnasium.Env[str, Any]):
         """Runs one action: an `Action`, a dict like one, or the text of a completion.
 
         What the model did wrong (no action, unknown tool, wrong parameter, `ToolError`) becomes the observation
-        with ``info["ok"]`` False and still counts as a step. The reward is 1.0 when the episode terminates solved,
-        else 0.0. ``info["ended_by"]`` names the tool that ended the episode; ``info["verdict"]`` is there only when
-        terminated. Any other exception from a tool passes through as `ToolCrash`.
+        with ``info["ok"]`` False and still counts as a step; so does a call that was interrupted at its limit. The
+        reward is 1.0 when the episode terminates solved, else 0.0. ``info["ended_by"]`` names the tool that ended
+        the episode; ``info["verdict"]`` is there only when terminated. Any other exception from a tool passes
+        through as `ToolCrash`.
         """
         episode = self._running("step()")
         if episode.over:
@@ -266,6 +287,15 @@ def checked_verdict(given: Any, author: str) -> Verdict:
     return msgspec.structs.replace(given, solved=bool(given.solved), progress=float(progress))
 
 
+def leaves(value: Any) -> list[Any]:
+    """All values inside nested dicts and lists that are neither, keys left out."""
+    if isinstance(value, Mapping):
+        return [leaf for entry in value.values() for leaf in leaves(entry)]
+    if isinstance(value, list | tuple):
+        return [leaf for entry in value for leaf in leaves(entry)]
+    return [value]
+
+
 def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
     """The observation, and the tool if it ran and succeeded."""
     if action.error is not None or action.tool_name is None:
@@ -275,6 +305,19 @@ def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
         return used.call(action.parameters), used
     except ToolError as error:
         return to_text(str(error) or f"{action.tool_name} refused the call"), None
+    except ToolInterrupted:
+        return f"{action.tool_name} did not finish in time and was stopped", None
+
+
+def mutable_class_values(cls: type[Environment]) -> dict[str, Any]:
+    """Lists, dicts and sets in the bodies of `cls` and its bases below `Environment`: what copies would share."""
+    return {
+        name: value
+        for base in reversed(cls.__mro__)
+        if issubclass(base, Environment) and base is not Environment
+        for name, value in vars(base).items()
+        if isinstance(value, list | dict | set) and not name.startswith("__") and name != "_class_values"
+    }
 
 
 def _collect_tools(cls: type[Environment]) -> list[Tool]:
@@ -285,7 +328,7 @@ def _collect_tools(cls: type[Environment]) -> list[Tool]:
             if not isinstance(value, Tool):
                 found.pop(key, None)
                 continue
-            if hasattr(Environment, key):
+            if hasattr(Environment, key) or key in Environment.__annotations__:
                 raise EnvironmentAuthorError(
                     f"{cls.__name__}: the tool '{value.name}' is written as '{key}', which every environment already "
                     f"has; give the method another name and keep the tool's with @tool(name='{value.name}')"

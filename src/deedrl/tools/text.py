@@ -11,6 +11,9 @@ import msgspec
 MAX_OUTPUT_CHARS = 4000
 """Longest text that a tool's output becomes, the note about what was cut included."""
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Matches what a Python string can hold and UTF-8 cannot."""
+
 _UNSAFE = re.compile("[\x00\ud800-\udfff]")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

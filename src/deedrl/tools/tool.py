@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MethodType
@@ -13,7 +14,7 @@ import msgspec
 from deedrl.errors import EnvironmentAuthorError, ToolError, suggest
 from deedrl.tools.limits import run_coroutine
 from deedrl.tools.schema import build_schema, takes_self
-from deedrl.tools.text import MAX_OUTPUT_CHARS, cut, to_text
+from deedrl.tools.text import LONE_SURROGATE, MAX_OUTPUT_CHARS, cut, to_text
 from deedrl.types import ToolSchema
 
 __all__ = ["MAX_OUTPUT_CHARS", "Tool", "ToolCrash", "ToolError", "to_text", "tool"]
@@ -87,6 +88,9 @@ class Tool:
         for key, value in parameters.items():
             if key not in known:
                 continue
+            if unusable := _unusable(value):
+                problems.append(f"parameter '{key}' {unusable}")
+                continue
             try:
                 arguments[key] = msgspec.convert(value, self.types[key], str_keys=True)
             except msgspec.ValidationError as error:
@@ -94,6 +98,18 @@ class Tool:
         if problems:
             raise ToolError(f"{self.name}: {'; '.join(problems)}")
         return arguments
+
+
+def _unusable(value: Any) -> str | None:
+    """What in `value` is legal for a JSON reader and breaks databases, files and arithmetic; None if nothing."""
+    if isinstance(value, str):
+        return "holds half of a surrogate pair, which is not text" if LONE_SURROGATE.search(value) else None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "must be a finite number"
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**63 else "must be a number of at most 64 bits"
+    inside = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((reason for reason in map(_unusable, inside) if reason), None)
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
