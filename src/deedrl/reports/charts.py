@@ -34,6 +34,7 @@ def _interest(one: Series) -> tuple[bool, int, str]:
 def _draw(one: Series) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(3.2, 2.1), layout="constrained")
     FigureCanvasSVG(figure)
@@ -46,8 +47,8 @@ def _draw(one: Series) -> str:
     )
     axes.tick_params(colors=_QUIET, labelsize=8.5, length=0)
     axes.grid(axis="y", color=_SOFT, linewidth=0.8)
-    axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    axes.locator_params(axis="y", nbins=4)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_SOFT)
