@@ -1,6 +1,6 @@
 # Two commands do everything, set-up included: `make quickstart` and `make test`.
 
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 EXTRAS ?= train,dev,tensorboard
 BIN := $(VENV)/bin
