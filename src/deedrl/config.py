@@ -58,7 +58,7 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?(0|[1-9][0-9_]*)", "-+0123456789"),
     (
         "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
         "-+.0123456789",
     ),
 ):
@@ -103,6 +103,13 @@ class _Dumper(yaml.SafeDumper):
 
 # The dumper quotes by the loader's own rules, so that text like '1e5' or 'no' survives a round trip.
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_representer(
+    str,
+    # Quoted where a plain or single-quoted line break of Unicode would come back as a space.
+    lambda dumper, value: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"'
+    ),
+)
 _Dumper.add_representer(
     float,
     lambda dumper, value: dumper.represent_scalar(

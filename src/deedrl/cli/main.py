@@ -32,7 +32,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             raise Interrupted from None
 
 
@@ -69,14 +69,30 @@ def _register() -> None:
         app.command(name, help=help_text)(stage.stage_command(kinds, help_text))
     app.command("report")(report)
     app.command("export")(export)
-    for name, module in (("check-env", "deedrl.cli.check_env"), ("parse", "deedrl.cli.parse")):
+    for name, module, help_text in _DEFERRED:
         if importlib.util.find_spec(module):
-            app.command(name)(_command_of(module))
+            app.command(name, help=help_text, context_settings=_PASS_ON)(_deferred(name, module))
 
 
-def _command_of(module: str) -> Callable[..., Any]:
-    """The function of a command file: named like the file."""
-    command: Callable[..., Any] = getattr(importlib.import_module(module), module.rpartition(".")[2])
+# Commands whose files import more than help should wait for: name, file, help.
+_DEFERRED = (
+    ("check-env", "deedrl.cli.check_env", "Check that an environment keeps its contract."),
+    ("parse", "deedrl.cli.parse", "Show what the action parser makes of completions."),
+)
+_PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+def _deferred(name: str, module: str) -> Callable[..., None]:
+    """A command that loads its file when it runs and hands its arguments over; the function is named like the file."""
+
+    def command(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+        real = getattr(importlib.import_module(module), module.rpartition(".")[2])
+        inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        inner.command(name)(real)
+        code = inner(args=arguments or [], prog_name=f"deedrl {name}", standalone_mode=False)
+        if code:
+            raise typer.Exit(code)
+
     return command
 
 

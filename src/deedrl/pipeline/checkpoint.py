@@ -97,6 +97,7 @@ class CheckpointFolder:
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; torn ones are skipped with a warning. None if there is none."""
+        self._remove_leftovers()
         for path in reversed(self._paths()):
             try:
                 return load_checkpoint(path, self.owner)
@@ -166,10 +167,11 @@ class CheckpointFolder:
         return bool(superseded)
 
     def _remove_leftovers(self) -> None:
-        for entry in self.folder.iterdir():
-            if entry.name.startswith(".old-") and not (self.folder / entry.name.split("-", 1)[1][:13]).exists():
-                # Killed between the two renames of a rewrite: the old one is still the truth.
-                os.rename(entry, self.folder / entry.name.split("-", 1)[1][:13])
+        """Clears up after a killed process; only the one that holds the run's lock may call this."""
+        for entry in list(self.folder.iterdir()) if self.folder.is_dir() else []:
+            replaced = self.folder / entry.name.removeprefix(".old-").rpartition("-")[0]
+            if entry.name.startswith(".old-") and not replaced.exists():
+                os.rename(entry, replaced)  # killed between the two renames of a rewrite: the old one still counts
             elif entry.name.startswith((".tmp-", ".old-")):
                 shutil.rmtree(entry, ignore_errors=True)
 

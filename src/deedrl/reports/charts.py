@@ -47,8 +47,8 @@ def _draw(one: Series) -> str:
     )
     axes.tick_params(colors=_QUIET, labelsize=8.5, length=0)
     axes.grid(axis="y", color=_SOFT, linewidth=0.8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.locator_params(axis="y", nbins=4)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_SOFT)

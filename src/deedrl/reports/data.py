@@ -266,7 +266,7 @@ def read_series(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
             continue
         for name, value in metrics.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                table[stage, str(name)][step] = float(value)
+                table[stage, str(name).removeprefix(f"{stage}/")][step] = float(value)
     series = (
         Series(stage=stage, name=name, points=tuple(sorted(points.items()))) for (stage, name), points in table.items()
     )
