@@ -117,7 +117,7 @@ def test_processes_started_by_a_tool_end_with_the_environment(environment: Proce
 
 
 def test_crash_of_a_tool_keeps_name_parameters_and_message(environment: ProcessEnvironment) -> None:
-    with pytest.raises(ToolCrash, match="tool 'crash' called with {'word': 'x'} raised .*KeyError: 'x'") as caught:
+    with pytest.raises(ToolCrash, match=r"tool 'crash' called with \{'word': 'x'\} raised .*KeyError: 'x'") as caught:
         environment.step(call("crash", word="x"))
     assert caught.value.tool_name == "crash"
     assert environment.step(call("count_up"))[0] == "1"

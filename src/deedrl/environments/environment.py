@@ -95,7 +95,7 @@ class Environment(gymnasium.Env[str, Any]):
 
         By default all strings of 6 or more characters in the goal state.
         """
-        return [text for text in strings_in(task.goal_state) if len(text) >= 6]
+        return [value for value in leaves(task.goal_state) if isinstance(value, str) and len(value) >= 6]
 
     @classmethod
     def rubric(cls) -> Rubric | None:
@@ -141,9 +141,10 @@ class Environment(gymnasium.Env[str, Any]):
         """Runs one action: an `Action`, a dict like one, or the text of a completion.
 
         What the model did wrong (no action, unknown tool, wrong parameter, `ToolError`) becomes the observation
-        with ``info["ok"]`` False and still counts as a step; so does a call that `interrupt_thread` stopped. The reward is 1.0 when the episode terminates solved,
-        else 0.0. ``info["ended_by"]`` names the tool that ended the episode; ``info["verdict"]`` is there only when
-        terminated. Any other exception from a tool passes through as `ToolCrash`.
+        with ``info["ok"]`` False and still counts as a step; so does a call that was interrupted at its limit. The
+        reward is 1.0 when the episode terminates solved, else 0.0. ``info["ended_by"]`` names the tool that ended
+        the episode; ``info["verdict"]`` is there only when terminated. Any other exception from a tool passes
+        through as `ToolCrash`.
         """
         episode = self._running("step()")
         if episode.over:
@@ -275,15 +276,13 @@ def checked_verdict(given: Any, author: str) -> Verdict:
     return msgspec.structs.replace(given, solved=bool(given.solved), progress=float(progress))
 
 
-def strings_in(value: Any) -> list[str]:
-    """All strings among the values of nested dicts and lists, keys left out."""
-    if isinstance(value, str):
-        return [value]
+def leaves(value: Any) -> list[Any]:
+    """All values inside nested dicts and lists that are neither, keys left out."""
     if isinstance(value, Mapping):
-        return [text for entry in value.values() for text in strings_in(entry)]
+        return [leaf for entry in value.values() for leaf in leaves(entry)]
     if isinstance(value, list | tuple):
-        return [text for entry in value for text in strings_in(entry)]
-    return []
+        return [leaf for entry in value for leaf in leaves(entry)]
+    return [value]
 
 
 def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:

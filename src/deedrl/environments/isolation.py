@@ -162,7 +162,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """False once the process is gone. An idle worker sends nothing, so anything to read is the end of the stream."""
+        """False once the process is gone: an idle worker sends nothing, so what can be read is the stream's end."""
         return bool(self.kill.alive) and not self._connection.poll(0)
 
     def call(self, request: Request, limit_s: float) -> Reply:

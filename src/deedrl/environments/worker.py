@@ -95,7 +95,7 @@ def _answer(environment: Environment, request: Request) -> bytes:
     try:
         with alarm(request.limit_s):
             return pack(_run(environment, request))
-    except (Exception, ToolInterrupted) as error:
+    except (Exception, ToolInterrupted) as error:  # noqa: BLE001 - sent to the parent, which raises it
         return pack(Reply(problem=_problem(error)))
 
 
