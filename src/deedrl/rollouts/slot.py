@@ -26,7 +26,7 @@ class EnvironmentSource:
 
     def __init__(self, factory: Callable[[], AnyEnvironment]) -> None:
         self._factory = factory
-        self._lock = anyio.Lock()
+        self._asking: anyio.Event | None = None
         self._blocking = bool(getattr(factory, "blocking", True)) if isinstance(factory, type) else None
 
     def make(self) -> AnyEnvironment:
@@ -40,15 +40,31 @@ class EnvironmentSource:
         return environment
 
     async def blocking(self, limit_s: float) -> bool:
-        """Asked of an instance made for this, once: a factory may be any function."""
-        async with self._lock:
-            if self._blocking is None:
-                calls = ThreadCalls()
-                environment = await calls.run(self.make, limit_s)
-                self._blocking = bool(getattr(environment.unwrapped, "blocking", True))
-                await calls.run(environment.close, limit_s)
-                calls.close()
+        """Asked of an instance made for this: a factory may be any function.
+
+        The first caller asks and the others wait for it; if it fails, the next of them asks again.
+        """
+        while self._blocking is None:
+            if self._asking is not None:
+                await self._asking.wait()
+                continue
+            self._asking = anyio.Event()
+            try:
+                self._blocking = await self._ask(limit_s)
+            finally:
+                self._asking.set()
+                self._asking = None
         return self._blocking
+
+    async def _ask(self, limit_s: float) -> bool:
+        calls = ThreadCalls()
+        try:
+            environment = await calls.run(self.make, limit_s)
+            answer = bool(getattr(environment.unwrapped, "blocking", True))
+            await calls.run(environment.close, limit_s)
+        finally:
+            calls.close()
+        return answer
 
 
 class EnvironmentSlot:
