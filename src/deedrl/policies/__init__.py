@@ -1,0 +1,1 @@
+"""Policies: what samples completions. The local model lives in `deedrl.policies.local`, which needs torch."""

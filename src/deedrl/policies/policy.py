@@ -1,0 +1,63 @@
+"""The contract between the episode loop and whatever samples completions."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from deedrl.types import Action, Completion, Message, Record, SamplingParams, ToolSchema
+
+
+class CompletionRequest(Record, frozen=True):
+    """One turn to sample.
+
+    `messages` is the whole conversation so far: system, user, then assistant and tool in turn, ending with what
+    the policy has to answer. `seed` belongs to this turn of this episode; equal requests have equal seeds.
+    """
+
+    episode_id: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...]
+    sampling: SamplingParams
+    seed: int
+
+    @property
+    def turn(self) -> int:
+        """Index of the turn, from 0: how often the policy has spoken in this episode."""
+        return sum(message.role == "assistant" for message in self.messages)
+
+    @property
+    def task_prompt(self) -> str:
+        """The first user message, as shown."""
+        return next((message.content for message in self.messages if message.role == "user"), "")
+
+
+class Policy(Protocol):
+    """Samples completions; many episodes are in flight at once.
+
+    `complete` may raise: the runner records the exception as infrastructure trouble and retries the episode.
+    It may be cancelled while it waits (time limits, Ctrl-C).
+    """
+
+    @property
+    def version(self) -> str:
+        """Names the weights in use; recorded with every trajectory."""
+        ...
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        """One sample; raises `ContextFull` if the conversation no longer fits the model."""
+        ...
+
+    async def release(self, episode_id: str) -> None:
+        """The episode is over, however it ended: drop what is cached for it. Unknown ids are fine."""
+        ...
+
+
+class ContextFull(Exception):
+    """Raised by a policy when a conversation leaves no room to sample; the episode ends with ``token_limit``."""
+
+
+def action_text(action: Action) -> str:
+    """The text a model is meant to write for `action`: one JSON object with reasoning, tool_name and parameters."""
+    fields = {"reasoning": action.reasoning, "tool_name": action.tool_name, "parameters": action.parameters}
+    return json.dumps(fields, ensure_ascii=False)

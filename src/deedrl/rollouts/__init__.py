@@ -1,0 +1,1 @@
+"""Rollouts: the one episode loop, its limits and failures, prompts, and replay."""
