@@ -10,6 +10,7 @@ import pytest
 from deedrl.environments.suite.support.environment import SupportDesk
 from deedrl.environments.suite.support.fixtures import fixtures
 from deedrl.environments.suite.support.verifier import NO_LOOKUP
+from deedrl.errors import TaskError
 from deedrl.types import Action, Task, Verdict
 
 Play = Callable[[Task, Sequence[Action]], Verdict]
@@ -166,3 +167,10 @@ def test_F18_goal_is_not_in_the_database(desk: SupportDesk) -> None:
         stored = "\n".join(desk.connection.iterdump())
         assert "goal" not in stored
         assert "cause" not in stored
+
+
+def test_task_without_a_goal_of_this_desk_is_a_task_error(desk: SupportDesk, scarf: Task) -> None:
+    other = Task.create(prompt="hello", initial_state=scarf.initial_state, goal_state={"decision": "dance"})
+    desk.reset(options={"task": other})
+    with pytest.raises(TaskError, match="not a goal of the support desk"):
+        desk.current_verdict()
