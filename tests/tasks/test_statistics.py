@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deedrl.tasks.statistics import TaskStatistics, count_outcomes, merge_statistics
-from deedrl.types import Failure, Trajectory, Verdict
+from deedrl.types import Failure, TerminationReason, Trajectory, Verdict
 
 
 def test_success_rate_leaves_unscored_episodes_out() -> None:
@@ -47,3 +47,8 @@ def test_outcomes_of_trajectories() -> None:
         "a": TaskStatistics(attempts=3, solved=1, unscored=1),
         "b": TaskStatistics(attempts=1, unscored=1),
     }
+
+
+def test_F24_parse_failures_count_as_tried_and_not_solved() -> None:
+    ended = Trajectory(episode_id="1", task_id="a", termination=TerminationReason.PARSE_FAILURES)
+    assert count_outcomes([ended]) == {"a": TaskStatistics(attempts=1)}
