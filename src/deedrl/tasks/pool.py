@@ -185,8 +185,9 @@ def check_disjoint(*pools: TaskPool) -> None:
 def _check_distinct(tasks: Sequence[Task]) -> None:
     seen: dict[str, Task] = {}
     for task in tasks:
-        other = seen.setdefault(task.id, task)
-        if other is task:
+        other = seen.get(task.id)
+        seen[task.id] = task
+        if other is None:
             continue
         if other.split != task.split:
             raise TaskError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from deedrl.tasks.outcomes import completed
 from deedrl.types import Record, Trajectory
 
 
@@ -14,7 +15,7 @@ class TaskStatistics(Record, frozen=True, kw_only=True):
     """All episodes, the unscored ones included."""
     solved: int = 0
     unscored: int = 0
-    """Episodes without a verdict (infrastructure trouble)."""
+    """Episodes that were never judged (infrastructure trouble)."""
 
     def __post_init__(self) -> None:
         if min(self.attempts, self.solved, self.unscored) < 0 or self.solved + self.unscored > self.attempts:
@@ -51,10 +52,10 @@ def merge_statistics(*parts: Mapping[str, TaskStatistics]) -> dict[str, TaskStat
 
 
 def count_outcomes(trajectories: Iterable[Trajectory]) -> dict[str, TaskStatistics]:
-    """Statistics per task id; a trajectory without a verdict counts as unscored, not as failed."""
+    """Statistics per task id; an episode that was never judged counts as unscored (see `completed`)."""
     return merge_statistics(*({trajectory.task_id: _of_one(trajectory)} for trajectory in trajectories))
 
 
 def _of_one(trajectory: Trajectory) -> TaskStatistics:
-    unscored = trajectory.errored or trajectory.solved is None
-    return TaskStatistics(attempts=1, solved=int(not unscored and bool(trajectory.solved)), unscored=int(unscored))
+    outcome = completed(trajectory)
+    return TaskStatistics(attempts=1, solved=int(outcome is True), unscored=int(outcome is None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import ClassVar
 from deedrl.environments.environment import Environment
 from deedrl.environments.suite.support import generator, views
 from deedrl.environments.suite.support.demonstrations import demonstrate
-from deedrl.environments.suite.support.goal import DenyReason, EscalateReason
+from deedrl.environments.suite.support.goal import DenyReason, EscalateReason, read_goal
 from deedrl.environments.suite.support.schema import TABLES, TICKET_ID, create_database, read_table
 from deedrl.environments.suite.support.verifier import judge
 from deedrl.errors import ToolError
@@ -62,6 +61,13 @@ class SupportDesk(Environment):
         for ticket in rows["tickets"]:
             ticket.pop()
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+    @classmethod
+    def gold_strings(cls, task: Task) -> list[str]:
+        """The amount and the tracking code: an agent gets them by looking up the order, and from nowhere else."""
+        goal = read_goal(task)
+        amount = None if goal.amount_cents is None else views.money(goal.amount_cents)
+        return [text for text in (amount, goal.tracking) if text is not None]
 
     @classmethod
     def generate_tasks(
@@ -144,7 +150,7 @@ class SupportDesk(Environment):
         if not message.strip():
             raise ToolError("the message is empty; expected the text for the customer")
         self.connection.execute(
-            "INSERT INTO messages (ticket_id, sender, text) VALUES (?, 'desk', ?)", (TICKET_ID, _storable(message))
+            "INSERT INTO messages (ticket_id, sender, text) VALUES (?, 'desk', ?)", (TICKET_ID, message)
         )
         self._close_ticket("reply_customer", "reply", None, None, message)
         return "Message sent. Ticket closed."
@@ -154,12 +160,12 @@ class SupportDesk(Environment):
     def _known_order(self, order_id: str) -> str:
         wanted = order_id.strip().lstrip("#").strip()
         if not re.fullmatch(r"[0-9]{4}", wanted) or not views.find_order(self.connection, wanted):
-            raise ToolError(f"there is no order '{_storable(wanted[:60])}'; {ORDER_FORMS}")
+            raise ToolError(f"there is no order '{wanted[:60]}'; {ORDER_FORMS}")
         return wanted
 
     def _refundable(self, order_id: str, amount: float) -> int:
         """`amount` in cents; refuses without saying what would be right, since that is to be looked up."""
-        if not math.isfinite(amount) or amount <= 0:
+        if amount <= 0:
             raise ToolError(f"the amount must be a number above 0, got {amount}")
         cents = round(min(amount, LARGEST_AMOUNT) * 100)
         if amount < LARGEST_AMOUNT and abs(amount * 100 - cents) > 1e-6:
@@ -193,11 +199,6 @@ class SupportDesk(Environment):
     def _log(self, name: str, argument: str, order_id: str | None) -> int:
         """Notes the call, and the order whose details it showed; returns the call's number."""
         cursor = self.connection.execute(
-            "INSERT INTO tool_log (tool, argument, order_id) VALUES (?, ?, ?)", (name, _storable(argument), order_id)
+            "INSERT INTO tool_log (tool, argument, order_id) VALUES (?, ?, ?)", (name, argument, order_id)
         )
         return int(cursor.lastrowid or 0)
-
-
-def _storable(text: str) -> str:
-    """`text` without lone surrogates, which SQLite cannot store."""
-    return text.encode("utf-8", errors="replace").decode("utf-8")

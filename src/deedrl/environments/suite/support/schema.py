@@ -56,10 +56,8 @@ def create_database(path: Path, task: Task) -> sqlite3.Connection:
     """
     path.write_bytes(_template())
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = OFF")
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     try:
+        connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA locking_mode = EXCLUSIVE")
         _fill(connection, task)
     except BaseException:
         connection.close()

@@ -65,11 +65,18 @@ def _tell(story: Story, outcome: str) -> Draft:
     customer, item, cents = story.customer(), story.item(), story.price()
     order_id, goal = _order(story, customer, item, cents, truth)
     message = story.say(_PHRASES[claim], id=order_id, item=item)
-    denied_with_price = story.difficulty != "easy" and story.rng.random() < 0.5
-    if goal.decision == "refund" or denied_with_price:
-        message += story.rng.choice(story.world.price_claims).format(claim=money(story.price()))
+    if goal.decision == "refund" or story.rng.random() < 0.5:
+        message += story.rng.choice(story.world.price_claims).format(claim=_wrong_price(story, cents))
     message += story.aside(customer)
     return Draft(story.sign(message), goal)
+
+
+def _wrong_price(story: Story, cents: int) -> str:
+    """A price other than `cents`, in which the right one does not show up either (18.95 in 118.95)."""
+    while True:
+        claim = money(story.price())
+        if money(cents) not in claim:
+            return claim
 
 
 def _order(story: Story, customer: int, item: str, cents: int, truth: str) -> tuple[str, Goal]:
