@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from deedrl.environments.suite import register_when_imported
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -31,3 +33,7 @@ def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'deedrl' has no attribute '{name}'")
+
+
+# `gymnasium.make("deedrl/…")` works after `import deedrl`, whichever of the two was imported first.
+register_when_imported()

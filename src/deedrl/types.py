@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
 # ---------------------------------------------------------------- tasks
 
 
-class Task(Record):
+class Task(Record, frozen=True):
     """One job. Build it with `Task.create`, which fills `id` with the hash of the content."""
 
     id: str
@@ -59,14 +59,14 @@ def content_hash(task: Task) -> str:
 # ---------------------------------------------------------------- messages and actions
 
 
-class Message(Record):
+class Message(Record, frozen=True):
     """One chat message. Observations travel as role ``tool``; the renderer maps roles to what a template knows."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
-class ToolSchema(Record):
+class ToolSchema(Record, frozen=True):
     """What a model is told of a tool and what the parser checks calls against."""
 
     name: str
@@ -75,7 +75,7 @@ class ToolSchema(Record):
     """JSON schema of an object."""
 
 
-class Action(Record):
+class Action(Record, frozen=True):
     """What the parser made of one completion: a call, or (when `error` is set) the reason there is none."""
 
     tool_name: str | None = None
@@ -97,7 +97,7 @@ class Action(Record):
 # ---------------------------------------------------------------- sampling
 
 
-class Completion(Record):
+class Completion(Record, frozen=True):
     """One sample of a policy.
 
     `token_ids` holds exactly what was sampled, the turn-end token included if it was sampled; `logprobs` has the
@@ -118,7 +118,7 @@ class Completion(Record):
     """True if decoding was constrained, so that `logprobs` are not those of the free policy."""
 
 
-class SamplingParams(Record):
+class SamplingParams(Record, frozen=True):
     """How to sample. There is no top-k or top-p: truncating the distribution falsifies importance ratios."""
 
     temperature: float = 1.0
@@ -130,7 +130,7 @@ class SamplingParams(Record):
 # ---------------------------------------------------------------- steps and trajectories
 
 
-class ToolOutput(Record):
+class ToolOutput(Record, frozen=True):
     """Result of one executed action."""
 
     text: str
@@ -139,7 +139,7 @@ class ToolOutput(Record):
     duration_s: float = 0.0
 
 
-class Step(Record):
+class Step(Record, frozen=True):
     """One turn: what the policy saw, what it sampled, what was made of it and what came back."""
 
     index: int
@@ -184,7 +184,7 @@ TRUNCATION_REASONS = frozenset(
 """Endings by a limit rather than by the job itself (Gymnasium's ``truncated``)."""
 
 
-class Failure(Record):
+class Failure(Record, frozen=True):
     """Infrastructure trouble: which kind, in which phase, and the exception's text."""
 
     kind: str
@@ -194,7 +194,7 @@ class Failure(Record):
     attempts: int = 1
 
 
-class Verdict(Record):
+class Verdict(Record, frozen=True):
     """What the verifier read from the environment's final state."""
 
     solved: bool
@@ -206,7 +206,7 @@ class Verdict(Record):
     """Hard requirements that were broken; any of them vetoes the reward."""
 
 
-class TermScore(Record):
+class TermScore(Record, frozen=True):
     """One reward term's part in a breakdown."""
 
     value: float | None
@@ -220,7 +220,7 @@ class TermScore(Record):
         return None if self.value is None else self.value * self.weight * self.gate
 
 
-class RewardBreakdown(Record):
+class RewardBreakdown(Record, frozen=True):
     """Reward per term. `total` is None when the episode could not be scored; that is not 0.0."""
 
     total: float | None
@@ -228,7 +228,7 @@ class RewardBreakdown(Record):
     vetoes: tuple[str, ...] = ()
 
 
-class Provenance(Record):
+class Provenance(Record, frozen=True):
     """Where a trajectory came from."""
 
     run_id: str = ""
@@ -243,7 +243,7 @@ class Provenance(Record):
     """Name of the prompt perturbation used, empty for the plain prompt."""
 
 
-class Trajectory(Record):
+class Trajectory(Record, frozen=True):
     """One episode. `failure` set means infrastructure trouble: then there is no verdict and no reward."""
 
     episode_id: str
@@ -284,7 +284,7 @@ class Trajectory(Record):
         return sum(len(step.completion.token_ids) for step in self.steps)
 
 
-class TrajectoryGroup(Record):
+class TrajectoryGroup(Record, frozen=True):
     """Sibling episodes of one task played by one role."""
 
     task_id: str

@@ -12,7 +12,7 @@ from deedrl.errors import DeedRLError, EnvironmentAuthorError
 from deedrl.types import Record, Task
 
 
-class CheckResult(Record):
+class CheckResult(Record, frozen=True):
     """Outcome of one check."""
 
     name: str
@@ -23,7 +23,7 @@ class CheckResult(Record):
     """What to do about a failure."""
 
 
-class CheckReport(Record):
+class CheckReport(Record, frozen=True):
     """Outcomes of all checks of one environment."""
 
     environment: str

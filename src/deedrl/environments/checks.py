@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from deedrl.environments.environment import Environment, leaves
+from deedrl.environments.environment import Environment, leaves, mutable_class_values
 from deedrl.environments.sampling import empty_queries, random_actions, wrong_actions
 from deedrl.seeding import derive_seed, stream
 from deedrl.tools.toolbox import Toolbox
@@ -219,7 +219,7 @@ def check_wrong_parameters(subject: Subject) -> str:
 
 def check_leftovers(subject: Subject) -> str:
     first, second = subject.tasks[0], subject.tasks[-1]
-    shared_before = _shared_values(subject.cls)
+    shared_before = copy.deepcopy(mutable_class_values(subject.cls))
     fresh, actions = subject.play(second), subject.actions(second)
     with subject.started(first) as environment:
         for _ in transcript(environment, subject.actions(first)):
@@ -231,12 +231,12 @@ def check_leftovers(subject: Subject) -> str:
             f"an episode after another differs from one in a fresh copy: {_difference(fresh, used)}",
             "build all state in setup(); what __init__ made is not renewed between episodes",
         )
-    shared_after = _shared_values(subject.cls)
+    shared_after = mutable_class_values(subject.cls)
     changed = [name for name in shared_after if shared_after[name] != shared_before.get(name)]
     if changed:
         raise Failed(
             f"episodes changed the class itself: {', '.join(changed)}",
-            "a list or dict in the class body is shared by all copies; make it in setup()",
+            "what belongs to the class is shared by all copies; build it in setup() and keep it in self",
         )
     return "an episode after another equals one in a fresh copy; nothing is left on the class"
 
@@ -312,17 +312,6 @@ def _unseeded_prompts(subject: Subject) -> list[str]:
         return [environment.reset(seed=seed)[0], environment.reset()[0], environment.reset()[0]]
     finally:
         environment.close()
-
-
-def _shared_values(cls: type[Environment]) -> dict[str, Any]:
-    """Lists, dicts and sets in the class bodies, by name, copied."""
-    return {
-        f"{base.__name__}.{name}": copy.deepcopy(value)
-        for base in cls.__mro__
-        if issubclass(base, Environment) and base is not Environment
-        for name, value in vars(base).items()
-        if isinstance(value, list | dict | set) and not name.startswith("__")
-    }
 
 
 def _places_without_question(subject: Subject, task: Task) -> Iterator[tuple[str, str]]:

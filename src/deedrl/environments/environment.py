@@ -30,7 +30,8 @@ class Environment(gymnasium.Env[str, Any]):
 
     A subclass marks methods with `@tool`, builds the state in `setup` and judges it in `verify`. Each episode
     starts clean: attributes that did not exist at the first `reset` are dropped at the next one, those that
-    `__init__` made get back the object they had, and `workspace` is a new empty folder.
+    `__init__` made get back the object they had, lists, dicts and sets of the class body are copied anew, and
+    `workspace` is a new empty folder.
 
     An episode ends (`terminated`) when a tool with ``ends_episode=True`` succeeds. If the current task allows no
     such tool, it ends as soon as `verify` says solved. After `max_steps` steps it is `truncated`.
@@ -46,6 +47,7 @@ class Environment(gymnasium.Env[str, Any]):
     task: Task
     """The current task, a private copy."""
 
+    _class_values: ClassVar[Mapping[str, Any]] = {}
     _made_by_init: Mapping[str, Any] | None = None
     _episode: _Episode | None = None
 
@@ -63,6 +65,13 @@ class Environment(gymnasium.Env[str, Any]):
                 "e.g. calculator = calculator"
             )
         cls.tools = Toolbox(_collect_tools(cls))
+        try:
+            cls._class_values = copy.deepcopy(mutable_class_values(cls))
+        except TypeError as error:
+            raise EnvironmentAuthorError(
+                f"{cls.__name__}: a list, dict or set of the class body cannot be copied for each episode ({error}); "
+                "make it in setup()"
+            ) from error
 
     # ------------------------------------------------------------ for the author to write
 
@@ -130,6 +139,8 @@ class Environment(gymnasium.Env[str, Any]):
         task = self._choose_task(dict(options or {}))
         self._episode = _Episode(task, self.tools.restricted(task.tools).bind(self))
         self.task = copy.deepcopy(task)
+        fresh = copy.deepcopy(self._class_values)
+        vars(self).update({name: value for name, value in fresh.items() if name not in self._made_by_init})
         try:
             self.setup(copy.deepcopy(task))
         except BaseException as error:
@@ -298,6 +309,17 @@ def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
         return f"{action.tool_name} did not finish in time and was stopped", None
 
 
+def mutable_class_values(cls: type[Environment]) -> dict[str, Any]:
+    """Lists, dicts and sets in the bodies of `cls` and its bases below `Environment`: what copies would share."""
+    return {
+        name: value
+        for base in reversed(cls.__mro__)
+        if issubclass(base, Environment) and base is not Environment
+        for name, value in vars(base).items()
+        if isinstance(value, list | dict | set) and not name.startswith("__") and name != "_class_values"
+    }
+
+
 def _collect_tools(cls: type[Environment]) -> list[Tool]:
     """Tools of `cls` and its bases in the order they were written; an attribute overridden by a non-tool is gone."""
     found: dict[str, Tool] = {}
@@ -306,7 +328,7 @@ def _collect_tools(cls: type[Environment]) -> list[Tool]:
             if not isinstance(value, Tool):
                 found.pop(key, None)
                 continue
-            if hasattr(Environment, key):
+            if hasattr(Environment, key) or key in Environment.__annotations__:
                 raise EnvironmentAuthorError(
                     f"{cls.__name__}: the tool '{value.name}' is written as '{key}', which every environment already "
                     f"has; give the method another name and keep the tool's with @tool(name='{value.name}')"

@@ -18,7 +18,7 @@ import gymnasium
 from deedrl.environments.environment import Environment, checked_verdict, read_action, read_task
 from deedrl.environments.loading import load_environment
 from deedrl.environments.worker import Problem, Reply, Request, pack, unpack
-from deedrl.errors import DeedRLError, EnvironmentAuthorError, TaskError
+from deedrl.errors import DeedRLError
 from deedrl.tools.tool import ToolCrash
 from deedrl.tools.toolbox import Toolbox
 from deedrl.types import Action, Task, Verdict
@@ -70,18 +70,14 @@ class ProcessEnvironment(Environment):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         gymnasium.Env.reset(self, seed=seed)
         task = (options or {}).get("task")
-        if self._worker is None or not self._worker.alive:
-            self._drop_worker()
-            self._worker = Worker(self.factory_ref)
-        self._task, self._state_lost = None, False
-        reply = self._call(
-            Request(
-                operation="reset",
-                limit_s=self.call_timeout_s,
-                seed=int(self.np_random.integers(2**62)) if seed is None else seed,
-                task=None if task is None else read_task(task),
-            )
+        request = Request(
+            operation="reset",
+            limit_s=self.call_timeout_s,
+            seed=int(self.np_random.integers(2**62)) if seed is None else seed,
+            task=None if task is None else read_task(task),
         )
+        self._task, self._state_lost = None, False
+        reply = self._reset_used_worker(request) or self._reset_new_worker(request)
         assert reply.task is not None
         self.task = self._task = reply.task
         return reply.observation, {"task_id": reply.task.id}
@@ -119,6 +115,22 @@ class ProcessEnvironment(Environment):
         if self._worker is not None and self._worker.alive:
             self._worker.close(min(self.call_timeout_s, 5.0))
         self._drop_worker()
+
+    def _reset_used_worker(self, request: Request) -> Reply | None:
+        """None if there is no worker of an earlier episode, or only one that has died since."""
+        if self._worker is None or not self._worker.alive:
+            return None
+        try:
+            return self._call(request)
+        except WorkerTimeout:
+            raise
+        except WorkerDied:
+            return None
+
+    def _reset_new_worker(self, request: Request) -> Reply:
+        self._drop_worker()
+        self._worker = Worker(self.factory_ref)
+        return self._call(request)
 
     def _ask(self, operation: Any, task: Task | None = None) -> Reply:
         return self._call(Request(operation=operation, limit_s=self.call_timeout_s, task=task))
@@ -215,9 +227,7 @@ def _as_exception(problem: Problem) -> Exception:
         crash = ToolCrash(problem.tool_name or "", RuntimeError(problem.message), problem.parameters)
         crash.add_note(problem.where)
         return crash
-    known: dict[str, type[DeedRLError]] = {
-        kind.__name__: kind for kind in (EnvironmentAuthorError, TaskError, *DeedRLError.__subclasses__())
-    }
-    if problem.kind in known:
-        return known[problem.kind](problem.message)
+    for kind in DeedRLError.__subclasses__():
+        if kind.__name__ == problem.kind:
+            return kind(problem.message)
     return WorkerRaised(f"{problem.kind}: {problem.message}\n{problem.where}")

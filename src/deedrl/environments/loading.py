@@ -12,6 +12,7 @@ from types import ModuleType
 
 import gymnasium
 
+from deedrl.environments import suite
 from deedrl.environments.environment import Environment
 from deedrl.errors import ConfigError, EnvironmentAuthorError, suggest
 
@@ -24,6 +25,7 @@ def load_environment(ref: str) -> type[Environment]:
     A file without a class name must define exactly one environment. A reference that leads nowhere raises
     `ConfigError`; a module that fails while it is imported raises `EnvironmentAuthorError` with the place.
     """
+    suite.register()
     target, _, name = ref.rpartition(":") if ":" in ref else (ref, "", "")
     if target.endswith(".py"):
         module = _import_file(Path(target))

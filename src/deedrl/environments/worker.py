@@ -22,7 +22,7 @@ from deedrl.types import Action, Record, Task, Verdict
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-class Request(Record):
+class Request(Record, frozen=True):
     """One call on the environment."""
 
     operation: Literal["reset", "step", "verdict", "state_hash", "demonstrate", "close"]
@@ -33,7 +33,7 @@ class Request(Record):
     action: Action | None = None
 
 
-class Problem(Record):
+class Problem(Record, frozen=True):
     """An exception, in a form that can leave the process."""
 
     kind: str
@@ -44,7 +44,7 @@ class Problem(Record):
     parameters: dict[str, Any] = {}
 
 
-class Reply(Record):
+class Reply(Record, frozen=True):
     """What came of a request: the fields it asked for, or `problem`."""
 
     problem: Problem | None = None

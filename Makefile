@@ -1,0 +1,33 @@
+# Two commands do everything, set-up included: `make quickstart` and `make test`.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+EXTRAS ?= train,dev,tensorboard
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup test lint quickstart clean
+
+setup: $(READY)
+
+# The stamp is written last: an interrupted installation is done again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"DeedRL needs Python 3.11 or newer, got {sys.version.split()[0]}; run: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --cov=deedrl --cov-report=term:skip-covered --cov-fail-under=85
+
+quickstart: $(READY)
+	$(BIN)/deedrl run recipes/quickstart.yaml --out runs/quickstart
+
+clean:
+	rm -rf $(VENV) build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -exec rm -rf {} +

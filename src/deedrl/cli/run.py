@@ -1,0 +1,82 @@
+"""``deedrl run``: a whole recipe, from the baseline to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deedrl.cli.options import JsonOption, OverridesArgument, PlainOption, QuietOption, RecipeArgument, progress_from
+
+if TYPE_CHECKING:
+    from deedrl.pipeline.context import Progress
+    from deedrl.pipeline.recipe import Recipe
+
+
+def run(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder, new or to resume. Default: runs/<name>.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and what it costs here; run nothing.")
+    ] = False,
+    plain: PlainOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Run a recipe: all stages, then the report. The same command resumes an interrupted run."""
+    from deedrl.pipeline.recipe import load_recipe
+
+    settings = load_recipe(recipe, overrides or [])
+    if dry_run:
+        show_plan(settings)
+        return
+    progress = progress_from(plain, quiet, json)
+    folder = out or Path("runs") / settings.name
+    execute(settings, folder, progress, only=None, show_results=not json)
+
+
+def show_plan(recipe: Recipe) -> None:
+    """Prints the resolved recipe (secrets hidden) and the estimate of its cost on this machine."""
+    from deedrl.config import dump_yaml, to_plain
+    from deedrl.pipeline.cost import detect_machine, estimate, estimate_text
+    from deedrl.redaction import redact
+
+    typer.echo(dump_yaml(redact(to_plain(recipe))))
+    machine = detect_machine()
+    for line in estimate_text(estimate(recipe, machine), machine):
+        typer.echo(f"# {line}" if line else "#")
+
+
+def execute(
+    recipe: Recipe, folder: Path, progress: Progress, *, only: Collection[str] | None, show_results: bool = True
+) -> None:
+    """Runs stages in a run folder, then writes the report and prints the before/after table."""
+    from deedrl.pipeline.run import SUMMARY, Run
+    from deedrl.pipeline.stages import run_recipe
+
+    with Run.open(folder, recipe) as opened:
+        for warning in opened.warnings:
+            progress.warn(warning)
+        if opened.resumed:
+            progress.say(f"resuming {folder} (attempt {opened.attempt})")
+        try:
+            run_recipe(recipe, opened, progress, only=only)
+        except KeyboardInterrupt:
+            opened.record("interrupted")
+            raise
+        if not (folder / SUMMARY).exists():
+            return
+        from deedrl.reports.report import write_report
+
+        page = write_report(folder)
+        opened.record("report_written", path=page.name)
+    if show_results:
+        from deedrl.reports.tables import print_before_after, read_summary
+
+        print_before_after(read_summary(folder / SUMMARY))
+        typer.echo(f"Report: {page}")

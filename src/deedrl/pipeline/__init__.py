@@ -1,0 +1,1 @@
+"""Recipes, runs, checkpoints and the stages that turn a model into an agent."""

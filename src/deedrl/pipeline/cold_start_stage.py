@@ -1,0 +1,171 @@
+"""The stage `cold_start`: rejection sampling of stable, efficient successes, and demonstrations; failures are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from deedrl.evaluation.metrics import Metrics, compute_metrics
+from deedrl.pipeline.context import Bar
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_settings import ColdStart
+from deedrl.rollouts.demonstration import demonstration_policy
+from deedrl.rollouts.episode import EpisodeSpec
+from deedrl.rollouts.prompting import DISTRACTORS, PromptVariant
+from deedrl.seeding import stream
+from deedrl.types import Record, Task, Trajectory
+
+POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
+
+
+class ColdStartReport(Record, frozen=True):
+    """Where the supervised data came from; the report shows it as it is."""
+
+    sampled: int
+    successes: int
+    stable: int
+    """Successes whose task also succeeded when sampled again often enough."""
+    efficient: int
+    """Stable successes short enough to be kept."""
+    negatives: int
+    sources: dict[str, int]
+    """Kept trajectories by source: policy, guided, demonstration."""
+    shares: dict[str, float]
+
+
+def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None, ColdStartReport]:
+    """Fills the stores of positives and negatives; the metrics are those of the sampled episodes."""
+    tasks = list(session.tasks("train"))
+    stream(session.recipe.seed, "cold_start", stage.title).shuffle(tasks)
+    sampled_tasks, rest = tasks[: stage.tasks], tasks[stage.tasks :]
+    sampled = _sample(session, stage, sampled_tasks)
+    successes = [t for t in sampled if t.solved]
+    stable = _stable(session, stage, successes, sampled_tasks)
+    efficient = [t for t in stable if _efficient(t, stage.efficiency_ratio)]
+    demonstrated = _demonstrate(session, stage, rest or tasks, len(efficient))
+    failures = [t for t in sampled if t.solved is False]
+    session.store(POSITIVES).append_many(efficient + demonstrated)
+    session.store(NEGATIVES).append_many(failures)
+    sources = Counter(t.provenance.source for t in efficient + demonstrated)
+    kept = sum(sources.values())
+    report = ColdStartReport(
+        sampled=len(sampled),
+        successes=len(successes),
+        stable=len(stable),
+        efficient=len(efficient),
+        negatives=len(failures),
+        sources={str(source): count for source, count in sources.items()},
+        shares={source: count / kept for source, count in sources.items()},
+    )
+    return (compute_metrics(sampled) if sampled else None), report
+
+
+def _sample(session: Session, stage: ColdStart, tasks: Sequence[Task]) -> list[Trajectory]:
+    """`samples_per_task` episodes a task under rotating prompt variants, a share of them guided."""
+    total = len(tasks) * stage.samples_per_task
+    guided_count = round(stage.samples_per_task * stage.guided_share)
+    found: list[Trajectory] = []
+    with session.context.progress.bar(f"{stage.title}: sampling", total=total, unit="episode") as bar:
+        for index in range(stage.samples_per_task):
+            # One variant at a time: all its episodes share one system prompt, which is then computed once.
+            variant = _variant(session, stage, index)
+            found += _round(session, stage, tasks, f"sample-{index}", variant, index < guided_count, bar)
+    return found
+
+
+def _round(
+    session: Session,
+    stage: ColdStart,
+    tasks: Sequence[Task],
+    label: str,
+    variant: PromptVariant,
+    guided: bool,
+    bar: Bar,
+) -> list[Trajectory]:
+    specs = [
+        session.spec(
+            task,
+            f"{stage.title}-{label}-{task.id}",
+            stage=stage.title,
+            sampling=session.sampling(stage.temperature),
+            source="guided" if guided else "policy",
+            prompt=variant,
+        )
+        for task in tasks
+    ]
+    return session.play(specs, store=f"{stage.title}-samples", policy=session.policy(guided=guided), bar=bar)
+
+
+def _variant(session: Session, stage: ColdStart, index: int) -> PromptVariant:
+    name = stage.prompt_variants[index % len(stage.prompt_variants)]
+    rng = stream(session.recipe.seed, "prompt_variant", stage.title, index)
+    return PromptVariant(
+        name=f"{name}+detailed" if stage.detailed_prompt else name,
+        tool_order_seed=rng.randrange(2**31) if name == "tool_order" else None,
+        distractor=rng.choice(DISTRACTORS) if name == "distractor" else None,
+        detailed=stage.detailed_prompt,
+    )
+
+
+def _stable(
+    session: Session, stage: ColdStart, successes: Sequence[Trajectory], tasks: Sequence[Task]
+) -> list[Trajectory]:
+    """The successes whose task succeeds again in at least `stability_share` of `stability_repeats` further samples."""
+    by_id = {task.id: task for task in tasks}
+    again = [by_id[task_id] for task_id in dict.fromkeys(t.task_id for t in successes)]
+    if not again or not stage.stability_repeats:
+        return list(successes)
+    wins: Counter[str] = Counter()
+    total = len(again) * stage.stability_repeats
+    with session.context.progress.bar(f"{stage.title}: is it luck?", total=total, unit="episode") as bar:
+        for repeat in range(stage.stability_repeats):
+            guided = stage.guided_share > 0
+            variant = _variant(session, stage, 0)
+            episodes = _round(session, stage, again, f"repeat-{repeat}", variant, guided, bar)
+            wins.update(t.task_id for t in episodes if t.solved)
+    needed = stage.stability_share * stage.stability_repeats
+    return [t for t in successes if wins[t.task_id] >= max(needed, 1e-9)]
+
+
+def _efficient(trajectory: Trajectory, ratio: float) -> bool:
+    if trajectory.shortest_steps is None:
+        return True
+    return len(trajectory.steps) <= ratio * trajectory.shortest_steps
+
+
+def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], sampled: int) -> list[Trajectory]:
+    """The environment's own solutions of `demonstrations` tasks, at most their allowed share of the positives."""
+    count = stage.demonstrations
+    if stage.max_demonstration_share < 1.0:
+        count = min(count, int(sampled * stage.max_demonstration_share / (1 - stage.max_demonstration_share)))
+    chosen = [tasks[index % len(tasks)] for index in range(count)]
+    rng = stream(session.recipe.seed, "demonstrations", stage.title)
+    specs: list[EpisodeSpec] = [
+        session.spec(
+            task,
+            f"{stage.title}-demonstration-{index}-{task.id}",
+            stage=stage.title,
+            sampling=session.sampling(),
+            source="demonstration",
+            prompt=PromptVariant(name="distractor", distractor=rng.choice(DISTRACTORS))
+            if "distractor" in stage.prompt_variants and rng.random() < 0.25
+            else PromptVariant(),
+        )
+        for index, task in enumerate(chosen)
+    ]
+    if not specs:
+        return []
+    policy = demonstration_policy(specs, session.environment_class)
+    with session.context.progress.bar(f"{stage.title}: demonstrations", total=len(specs), unit="episode") as bar:
+        played = session.play(specs, store=f"{stage.title}-demonstrations", policy=policy, bar=bar)
+    unsolved = sum(not t.solved for t in played)
+    if unsolved:
+        session.context.progress.warn(f"{unsolved} of {len(played)} demonstrations do not solve their task; left out")
+    return [t for t in played if t.solved]
+
+
+def report_fields(report: ColdStartReport) -> dict[str, object]:
+    """The report as plain data for the run's events."""
+    return dict(msgspec.to_builtins(report))

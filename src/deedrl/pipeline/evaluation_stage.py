@@ -1,0 +1,38 @@
+"""The stages `baseline` and `evaluate`: the current policy on held-out tasks."""
+
+from __future__ import annotations
+
+from deedrl.evaluation.metrics import Metrics, check_split, compute_metrics
+from deedrl.pipeline.session import HELD_OUT, Session
+from deedrl.pipeline.stage_settings import Baseline, Evaluate
+from deedrl.types import Split, Trajectory
+
+
+def evaluate_stage(session: Session, stage: Baseline | Evaluate) -> dict[str, Metrics]:
+    """Figures on the stage's split under ``metrics`` and, where asked, on ``test_unseen`` apart."""
+    episodes = play_split(session, stage, stage.split)
+    sampling = session.sampling(stage.temperature)
+    found = {"metrics": compute_metrics(episodes, sampling=sampling)}
+    if stage.also_unseen:
+        found["unseen"] = compute_metrics(play_split(session, stage, "test_unseen"), sampling=sampling)
+    return found
+
+
+def play_split(session: Session, stage: Baseline | Evaluate, split: Split) -> list[Trajectory]:
+    """Every task of the split, `repeats` times with other seeds; refuses tasks that are trained on (case F22)."""
+    tasks = session.tasks(split)[: stage.tasks]
+    if split in HELD_OUT:
+        check_split(tasks, {task.id for task in session.tasks("train")})
+    specs = [
+        session.spec(
+            task,
+            # The same ids before and after: episodes are paired by task, repeat and seed.
+            f"{split}-{task.id}-{repeat}",
+            stage=stage.title,
+            sampling=session.sampling(stage.temperature),
+        )
+        for repeat in range(stage.repeats)
+        for task in tasks
+    ]
+    with session.context.progress.bar(f"{stage.title} ({split})", total=len(specs), unit="episode") as bar:
+        return session.play(specs, store=f"{stage.title}-{split}", policy=session.policy(), bar=bar)

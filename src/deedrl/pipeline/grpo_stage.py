@@ -1,0 +1,243 @@
+"""The stage `grpo`: sample groups of siblings, compare them, update, validate; the best validated policy stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from deedrl.evaluation.metrics import compute_metrics
+from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_settings import Grpo
+from deedrl.pipeline.validation import validate
+from deedrl.rollouts.failures import drop_broken_groups
+from deedrl.seeding import stream
+from deedrl.training import advantages
+from deedrl.training.learner import Learner, scheduled_rate
+from deedrl.training.policy_gradient import PolicyUpdate, update_policy
+from deedrl.training.selection import group_has_signal, group_trajectories, select
+from deedrl.types import Task, Trajectory, TrajectoryGroup
+
+ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
+
+TaskSource = Callable[[int, int], list[Task]]
+"""From a step and a number to that many distinct training tasks for it."""
+
+
+def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
+    """Trains on the whole training pool; returns the last figures."""
+    tasks = session.tasks("train")
+    return train_policy(session, stage, lambda step, count: shuffled_tasks(session, stage.title, tasks, step, count))
+
+
+def shuffled_tasks(session: Session, stage: str, tasks: Sequence[Task], step: int, count: int) -> list[Task]:
+    """`count` distinct tasks for `step`, drawn from the step's own stream; all of them if there are fewer."""
+    return stream(session.recipe.seed, stage, "tasks", step).sample(list(tasks), min(count, len(tasks)))
+
+
+def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
+    """`stage.steps` updates from where the stage stopped; ends with the best validated weights, saved."""
+    learner = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
+    checkpoints = session.run.checkpoints(stage.title)
+    reference = learner.snapshot()
+    start, best = _resume(session, learner, checkpoints, stage.title, reference)
+    figures: dict[str, float] = {}
+    progress = session.context.progress
+    if stage.validate_every and start == 0:
+        best = _validated(session, stage, learner, checkpoints, reference, 0, _Best())
+    with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
+        for step in range(start, stage.steps):
+            figures = _train_step(session, stage, learner, tasks, reference, step)
+            number = step + 1
+            session.weights_changed(f"{stage.title}:{number}")
+            due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
+            if due:
+                best = _validated(session, stage, learner, checkpoints, reference, number, best)
+            elif number % session.recipe.checkpoints.every_steps == 0:
+                checkpoints.save(number, _with_reference(learner, reference), best.state())
+            session.context.tracker.log(figures, step=number, stage=stage.title)
+            bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.score)
+            if stage.patience_steps and number - best.step >= stage.patience_steps:
+                progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
+                break
+    _keep_best(session, learner, checkpoints, stage.title)
+    return figures | {"best_step": float(best.step), "best_validation_completion": best.score or 0.0}
+
+
+# ---------------------------------------------------------------- one step
+
+
+def _train_step(
+    session: Session, stage: Grpo, learner: Learner, tasks: TaskSource, reference: list[Tensor], step: int
+) -> dict[str, float]:
+    """Samples, selects and updates; returns the step's figures."""
+    groups, figures = sample_groups(session, stage, tasks, step)
+    selection = select(
+        groups,
+        ESTIMATORS[stage.advantage],
+        threshold=stage.zero_variance_threshold,
+        max_tokens=session.recipe.limits.max_tokens_per_episode,
+        keep_zero_variance=stage.kl_on_zero_variance,
+    )
+    rate = scheduled_rate(
+        step,
+        stage.steps,
+        peak=stage.learning_rate,
+        final=stage.final_learning_rate,
+        schedule=stage.schedule,
+        warmup=stage.warmup_steps,
+    )
+    settings = PolicyUpdate(
+        learning_rate=rate,
+        max_grad_norm=stage.max_grad_norm,
+        micro_batch_tokens=stage.micro_batch_tokens,
+        clip_low=stage.clip_low,
+        clip_high=stage.clip_high,
+        kl_coefficient=stage.kl_coefficient,
+        normalisation=stage.loss_normalisation,
+        normalisation_tokens=stage.normalisation_tokens,
+        updates_per_batch=stage.updates_per_batch,
+    )
+    updated = update_policy(learner, selection.samples, settings, reference if stage.kl_coefficient else None)
+    counts = selection.counts
+    _warn_of_no_signal(session, stage, figures, counts.zero_variance, counts.groups)
+    return (
+        figures
+        | updated
+        | {
+            "learning_rate": rate,
+            "groups": float(counts.groups),
+            "zero_variance_groups": float(counts.zero_variance),
+            "unscored_episodes": float(counts.unscored),
+            "split_trajectories": float(counts.samples.split_trajectories),
+            "too_long_samples": float(counts.samples.too_long),
+        }
+    )
+
+
+def sample_groups(
+    session: Session, stage: Grpo, tasks: TaskSource, step: int
+) -> tuple[list[TrajectoryGroup], dict[str, float]]:
+    """The step's groups, those without a signal replaced by fresh tasks up to `refill_attempts` times."""
+    wanted = stage.tasks_per_step
+    supply = tasks(step, wanted * (1 + stage.refill_attempts))
+    kept: list[TrajectoryGroup] = []
+    silent: list[TrajectoryGroup] = []
+    episodes: list[Trajectory] = []
+    dropped = 0
+    for _ in range(1 + stage.refill_attempts):
+        missing, supply = supply[: wanted - len(kept)], supply[wanted - len(kept) :]
+        if not missing:
+            break
+        played = _play_groups(session, stage, missing, step)
+        episodes += played
+        whole, broken = drop_broken_groups(played)
+        dropped += broken.groups
+        for group in group_trajectories(whole):
+            has_signal = group_has_signal(group, stage.zero_variance_threshold)
+            (kept if has_signal else silent).append(group)
+    metrics = compute_metrics(episodes)
+    figures = {
+        "reward": metrics.mean_reward.value or 0.0,
+        "completion": metrics.completion_rate.value or 0.0,
+        "mean_steps": metrics.mean_steps.value or 0.0,
+        "format_compliance": metrics.format_compliance.value or 0.0,
+        "tool_call_accuracy": metrics.tool_call_accuracy.value or 0.0,
+        "episodes": float(len(episodes)),
+        "errored_episodes": float(metrics.errored),
+        "dropped_groups": float(dropped),
+        "cut_share": _cut_share(episodes),
+    }
+    return kept + silent, figures
+
+
+def _play_groups(session: Session, stage: Grpo, tasks: Sequence[Task], step: int) -> list[Trajectory]:
+    sampling = session.sampling(stage.temperature)
+    specs = [
+        session.spec(task, f"{stage.title}-{step}-{task.id}-{sibling}", stage=stage.title, sampling=sampling)
+        for task in tasks
+        for sibling in range(stage.group_size)
+    ]
+    title = f"{stage.title}: episodes of step {step + 1}"
+    with session.context.progress.bar(title, total=len(specs), unit="episode") as bar:
+        return session.play(specs, store=stage.title, policy=session.policy(), bar=bar)
+
+
+def _cut_share(episodes: Sequence[Trajectory]) -> float:
+    """Share of completions that hit the token limit."""
+    reasons = [step.completion.finish_reason for episode in episodes for step in episode.steps]
+    return sum(reason == "length" for reason in reasons) / len(reasons) if reasons else 0.0
+
+
+def _warn_of_no_signal(
+    session: Session, stage: Grpo, figures: dict[str, float], zero_variance: int, groups: int
+) -> None:
+    """Names the likely reason when a whole step carried no signal (case C24)."""
+    if not groups or zero_variance < groups:
+        return
+    if figures["cut_share"] > 0.9:
+        limit = session.recipe.sampling.max_tokens
+        reason = f"{figures['cut_share']:.0%} of completions hit sampling.max_tokens ({limit}); raise it"
+    elif figures["completion"] == 0:
+        reason = "no episode succeeds; give easier tasks or a stronger cold start"
+    else:
+        reason = "siblings earn the same; give harder tasks or a higher temperature"
+    session.context.progress.warn(f"{stage.title}: no group of this step has a signal: {reason}")
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@dataclass(frozen=True)
+class _Best:
+    step: int = 0
+    score: float | None = None
+
+    def state(self) -> dict[str, float | int | None]:
+        return {"best_step": self.step, "best_score": self.score}
+
+
+def _validated(
+    session: Session,
+    stage: Grpo,
+    learner: Learner,
+    checkpoints: CheckpointFolder,
+    reference: list[Tensor],
+    step: int,
+    best: _Best,
+) -> _Best:
+    score = validate(session, stage.title, step, stage.validation_tasks).completion_rate.value
+    if score is not None and (best.score is None or score > best.score):
+        best = _Best(step, score)
+    checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
+    return best
+
+
+def _with_reference(learner: Learner, reference: list[Tensor]) -> dict[str, Tensor]:
+    names = list(learner.parameters)
+    return learner.tensors() | {f"reference.{name}": value for name, value in zip(names, reference, strict=True)}
+
+
+def _resume(
+    session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str, reference: list[Tensor]
+) -> tuple[int, _Best]:
+    """Restores the newest checkpoint, the reference included; (0, no best) if the stage starts afresh."""
+    saved = checkpoints.latest()
+    if saved is None:
+        return 0, _Best()
+    learner.load_tensors(saved.tensors)
+    for index, name in enumerate(learner.parameters):
+        reference[index] = saved.tensors[f"reference.{name}"]
+    session.weights_changed(f"{stage}:{saved.step}")
+    return saved.step, _Best(int(saved.state.get("best_step", 0)), saved.state.get("best_score"))
+
+
+def _keep_best(session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str) -> None:
+    """The best validated weights become the policy of the run (case F20)."""
+    best = checkpoints.best()
+    if best is not None:
+        learner.load_tensors(best.tensors)
+        session.weights_changed(f"{stage}:{best.step}")
+    session.save_policy()

@@ -1,0 +1,299 @@
+"""The recipe: everything a run depends on, as frozen settings with documented defaults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from deedrl.config import (
+    Count,
+    NonNegative,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    Share,
+    apply_override,
+    convert,
+    fingerprint,
+    parse_override,
+    read_yaml,
+    require,
+    to_plain,
+)
+from deedrl.errors import ConfigError, suggest
+from deedrl.pipeline.stage_settings import (
+    AnyStage,
+    Baseline,
+    ColdStart,
+    Evaluate,
+    Grpo,
+    Mine,
+    Sft,
+    StageSettings,
+)
+from deedrl.types import SamplingParams, Split
+
+__all__ = [
+    "AnyStage",
+    "Baseline",
+    "ColdStart",
+    "Evaluate",
+    "Grpo",
+    "Mine",
+    "Recipe",
+    "Sft",
+    "StageSettings",
+    "config_hash",
+    "load_recipe",
+    "recipe_from",
+    "select_stages",
+]
+
+
+class AdapterSettings(Settings, frozen=True, kw_only=True):
+    """A LoRA adapter in PEFT's terms."""
+
+    rank: PositiveInt = 16
+    """Rank r of the two factors."""
+    alpha: PositiveFloat = 32.0
+    """The update is scaled by alpha / rank."""
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Dropout before the adapter while training."""
+    target: str | tuple[str, ...] = "all-linear"
+    """Module names that get an adapter, or ``all-linear``."""
+
+
+class ModelSettings(Settings, frozen=True, kw_only=True):
+    """Which model; in YAML also short as ``model: embedded``."""
+
+    path: str = "embedded"
+    """``embedded`` (SmolLM2-135M-Instruct), a local folder in transformers' format, or a hub id."""
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number type of the base weights; ``auto`` is bf16 where the hardware multiplies it fast, else fp32."""
+    adapter: AdapterSettings | None = AdapterSettings()
+    """The LoRA adapter that is trained; null trains all weights."""
+    chat_template: str | None = None
+    """``chatml`` or a file with a Jinja template, for models whose own template cannot carry training."""
+    start_adapter: str | None = None
+    """Folder of a PEFT adapter to start from instead of a fresh one."""
+
+
+class EnvironmentSettings(Settings, frozen=True, kw_only=True):
+    """Which environment; in YAML also short as ``environment: deedrl/SupportDesk-v0``."""
+
+    ref: str = "deedrl/SupportDesk-v0"
+    """A registered id, ``package.module:Class`` or ``path/file.py:Class``."""
+    difficulties: tuple[str, ...] = ()
+    """Only tasks of these difficulties; empty means all."""
+    families: tuple[str, ...] = ()
+    """Only tasks of these families; empty means all."""
+    isolation: Literal["thread", "process"] = "thread"
+    """Where tools run; a process can be killed when it hangs, a thread is cheaper."""
+
+
+class TaskSettings(Settings, frozen=True, kw_only=True):
+    """How many tasks of each split are generated from the seed, or the files they are read from."""
+
+    train: PositiveInt = 320
+    """Training tasks."""
+    validation: Count = 48
+    """Held-out tasks that choose the best checkpoint; never reported as a result."""
+    test: PositiveInt = 120
+    """Held-out tasks of known families: the figure of the before/after table."""
+    test_unseen: Count = 60
+    """Held-out tasks whose families and phrasings never occur in training; reported apart."""
+    files: dict[Split, str] = {}
+    """JSON-lines file for each split; a split named here is read instead of generated."""
+
+
+class PromptSettings(Settings, frozen=True, kw_only=True):
+    """What the model is told beside the task."""
+
+    detail: Literal["brief", "detailed"] = "brief"
+    """How much of the environment's instructions and tool schemas the system prompt spells out."""
+    system: str | None = None
+    """Replaces the environment's instructions."""
+
+
+class SamplingSettings(Settings, frozen=True, kw_only=True):
+    """How the policy samples, in training and evaluation alike unless a stage overrides it."""
+
+    temperature: NonNegative = 1.0
+    """0 is greedy."""
+    max_tokens: PositiveInt = 96
+    """Tokens of one turn."""
+
+    def params(self, temperature: float | None = None) -> SamplingParams:
+        """As sampling parameters, with a stage's own `temperature` if it has one."""
+        chosen = self.temperature if temperature is None else temperature
+        return SamplingParams(temperature=chosen, max_tokens=self.max_tokens)
+
+
+class LimitSettings(Settings, frozen=True, kw_only=True):
+    """Where an episode ends if the job does not."""
+
+    max_steps: PositiveInt = 8
+    """Turns."""
+    max_tokens_per_episode: PositiveInt = 2048
+    """Tokens of the whole conversation, prompt included."""
+    call_timeout_s: PositiveFloat = 10.0
+    """Seconds one tool call may take."""
+    episode_timeout_s: PositiveFloat = 300.0
+    """Seconds one episode may take."""
+    max_parse_failures: PositiveInt = 2
+    """Failed parses in one turn that end the episode."""
+    loop_warn: PositiveInt = 3
+    """Equal calls with equal results in a row after which the model is warned."""
+    loop_end: PositiveInt = 5
+    """Equal calls with equal results in a row that end the episode."""
+
+
+class FailureSettings(Settings, frozen=True, kw_only=True):
+    """What happens on infrastructure trouble; such episodes are never trained on as reward 0."""
+
+    retries: Count = 2
+    """Fresh attempts of an episode before it is dropped with its reason."""
+    max_failure_share: Share = 0.5
+    """A stage stops with an error when more than this share of its episodes failed."""
+
+
+class CheckpointSettings(Settings, frozen=True, kw_only=True):
+    """How often training is saved and how much is kept."""
+
+    every_steps: PositiveInt = 5
+    """Optimiser steps between checkpoints."""
+    keep_last: PositiveInt = 2
+    """Latest checkpoints kept beside the best one."""
+
+
+class Recipe(Settings, frozen=True, kw_only=True):
+    """What to train on what, stage by stage. `load_recipe` reads one from YAML."""
+
+    name: str
+    """Name of the run, as shown in reports and trackers."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Every random stream of the run derives from it."""
+    model: ModelSettings = ModelSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
+    tasks: TaskSettings = TaskSettings()
+    prompt: PromptSettings = PromptSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    limits: LimitSettings = LimitSettings()
+    rubric: dict[str, NonNegative] = {}
+    """Weights of reward terms by name; a term left out keeps its weight in the environment's rubric."""
+    failures: FailureSettings = FailureSettings()
+    concurrency: PositiveInt = 32
+    """Episodes in flight at once."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    tracking: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
+    """Trackers beside the console and ``metrics.jsonl``, which are always written."""
+    stages: tuple[AnyStage, ...] = ()
+    """Stages in the order they run."""
+
+    def validate(self) -> None:
+        """Raises `ConfigError` for values out of range or that do not go together."""
+        convert(to_plain(self), Recipe)
+        require(bool(self.stages), "stages", "expected at least one stage, got none")
+        for name, count in Counter(stage.title for stage in self.stages).items():
+            require(count == 1, "stages", f"{count} stages are called '{name}'; give each its own name")
+        for stage in self.stages:
+            stage.validate(f"stages.{stage.title}")
+            self._validate_against_tasks(stage)
+        limits = self.limits
+        require(
+            limits.loop_warn <= limits.loop_end,
+            "limits.loop_warn",
+            f"expected at most loop_end ({limits.loop_end}), got {limits.loop_warn}",
+        )
+        require(
+            self.sampling.max_tokens < limits.max_tokens_per_episode,
+            "sampling.max_tokens",
+            f"expected less than limits.max_tokens_per_episode ({limits.max_tokens_per_episode}), "
+            f"got {self.sampling.max_tokens}",
+        )
+
+    def _validate_against_tasks(self, stage: AnyStage) -> None:
+        path = f"stages.{stage.title}"
+        generated = {"validation": self.tasks.validation, "test_unseen": self.tasks.test_unseen}
+
+        def has(split: Split) -> bool:
+            return split in self.tasks.files or generated.get(split, 1) > 0
+
+        if isinstance(stage, Baseline | Evaluate):
+            require(has(stage.split), f"{path}.split", f"tasks.{stage.split} is 0; give it tasks")
+            require(
+                not stage.also_unseen or has("test_unseen"),
+                f"{path}.also_unseen",
+                "tasks.test_unseen is 0; give it tasks or set also_unseen to false",
+            )
+        if isinstance(stage, Grpo) or (isinstance(stage, Sft) and stage.validate_every):
+            require(has("validation"), path, "validation needs tasks; tasks.validation is 0")
+        if isinstance(stage, Grpo):
+            require(
+                self.sampling.temperature > 0 or stage.temperature is not None,
+                f"{path}.temperature",
+                "expected above 0: greedy siblings are equal and teach nothing; set it here or in sampling.temperature",
+            )
+        if isinstance(stage, Mine) and stage.steps:
+            require(
+                any(isinstance(other, Grpo) for other in self.stages),
+                f"{path}.steps",
+                "training on mined tasks takes its settings from a grpo stage and the recipe has none; set steps to 0",
+            )
+
+
+# Fields that change where results are kept, shown or called, never the results.
+_LOCATION_FIELDS = ("name", "tracking", "checkpoints")
+# Sections that may be written as one word, and the field that word goes to.
+_SHORT_FORMS = {"model": "path", "environment": "ref"}
+
+
+def recipe_from(data: dict[str, Any], overrides: Sequence[str] = (), origin: str = "") -> Recipe:
+    """A validated recipe from plain data, with dotted ``path=value`` overrides applied in order."""
+    for override in overrides:
+        path, value = parse_override(override)
+        if path in _SHORT_FORMS and isinstance(value, str):
+            path = f"{path}.{_SHORT_FORMS[path]}"
+        data = apply_override(_expanded(data), path, value)
+    recipe = convert(_expanded(data), Recipe, origin)
+    try:
+        recipe.validate()
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}" if origin else str(error)) from None
+    return recipe
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads, overrides and validates a recipe file; every problem is a `ConfigError` that names the dotted path."""
+    return recipe_from(read_yaml(path), overrides, str(path))
+
+
+def config_hash(recipe: Recipe) -> str:
+    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers and checkpoint rhythm cannot."""
+    data = to_plain(recipe)
+    return fingerprint({key: value for key, value in data.items() if key not in _LOCATION_FIELDS})
+
+
+def select_stages(recipe: Recipe, kinds: Collection[str], name: str | None = None) -> list[str]:
+    """Names of the recipe's stages of these kinds, or the one called `name`; none is a `ConfigError`."""
+    titles = [stage.title for stage in recipe.stages if stage.kind in kinds]
+    if name is not None:
+        if name not in titles:
+            raise ConfigError(f"the recipe has no such stage '{name}'{suggest(name, titles)}")
+        return [name]
+    if not titles:
+        wanted = " or ".join(kinds)
+        present = ", ".join(stage.title for stage in recipe.stages)
+        raise ConfigError(f"expected a {wanted} stage in the recipe, which has {present}; add one under 'stages:'")
+    return titles
+
+
+def _expanded(data: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: {_SHORT_FORMS[key]: value} if key in _SHORT_FORMS and isinstance(value, str) else value
+        for key, value in data.items()
+    }

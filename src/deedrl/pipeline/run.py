@@ -1,0 +1,302 @@
+"""The run folder: everything a recipe produced, safe against kill -9 at any moment.
+
+``recipe.yaml`` is the fully resolved recipe; ``events.jsonl`` is append-only and synced to disk line by line, so an
+event that was reported is never lost. One process at a time may write a run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from filelock import FileLock, Timeout
+
+import deedrl
+from deedrl.config import differences, dump_yaml, read_yaml, to_plain
+from deedrl.errors import ConfigError, StoreError
+from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.recipe import Recipe, config_hash
+from deedrl.redaction import redact
+
+EVENTS = "events.jsonl"
+RECIPE = "recipe.yaml"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+METRICS = "metrics.jsonl"
+_LOCK = ".lock"
+
+
+class StageResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished stage left in the events."""
+
+    name: str
+    seconds: float
+    """Wall time of the attempt that finished it."""
+    metrics: dict[str, Any] = {}
+
+
+class Run:
+    """A run folder opened for writing; use as a context manager, which holds the lock.
+
+    `warnings` says in words what was found broken and repaired when the folder was opened.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, lock: FileLock) -> None:
+        self.folder = folder
+        self.recipe = recipe
+        self.config_hash = config_hash(recipe)
+        self.run_id = ""
+        self.attempt = 1
+        self.warnings: list[str] = []
+        self._lock = lock
+        self._finished: dict[str, StageResult] = {}
+
+    @classmethod
+    def open(cls, folder: Path, recipe: Recipe) -> Run:
+        """Starts a run in an empty or missing folder, or resumes the one that is there.
+
+        Raises `ConfigError` if the folder holds something else, was made with other settings, or is being written by
+        another process.
+        """
+        folder = Path(folder)
+        _refuse_foreign_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{folder}: another process is writing this run; wait for it to end or choose another folder"
+            ) from None
+        run = cls(folder, recipe, lock)
+        try:
+            run._start_or_resume()
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the lock back; the folder stays as it is."""
+        self._lock.release()
+
+    # ------------------------------------------------------------ what lies where
+
+    @property
+    def resumed(self) -> bool:
+        """True if an earlier attempt already wrote to this folder."""
+        return self.attempt > 1
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder of trajectory files, one per stage by convention ``<stage>.jsonl``."""
+        return self._made("trajectories")
+
+    def checkpoints(self, stage: str) -> CheckpointFolder:
+        """The checkpoints of one stage."""
+        folder = self._made("checkpoints") / stage
+        return CheckpointFolder(folder, owner=self.config_hash, keep_last=self.recipe.checkpoints.keep_last)
+
+    @property
+    def adapter_folder(self) -> Path:
+        """Where the latest policy lies as a PEFT adapter (or a model folder when all weights are trained)."""
+        return self.folder / "adapter"
+
+    @property
+    def metrics_path(self) -> Path:
+        """JSON lines of all logged metrics."""
+        return self.folder / METRICS
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """Writes `data` as JSON into the run folder in one step: readers see the old file or the new one."""
+        plain = redact(msgspec.to_builtins(data))
+        path = self.folder / name
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
+        return path
+
+    def _made(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    # ------------------------------------------------------------ events
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Appends one event and returns when it is on the disk."""
+        line = {"time": time.time(), "attempt": self.attempt, "event": event, **fields}
+        append_line(self.folder / EVENTS, msgspec.json.encode(redact(msgspec.to_builtins(line))).decode())
+
+    def finished(self, stage: str) -> StageResult | None:
+        """The result of `stage` if this run finished it, in this attempt or an earlier one."""
+        return self._finished.get(stage)
+
+    def start_stage(self, stage: str) -> None:
+        """Records that `stage` begins (or begins again after an interruption)."""
+        self.record("stage_started", stage=stage)
+
+    def finish_stage(self, stage: str, seconds: float, metrics: Mapping[str, Any]) -> StageResult:
+        """Records that `stage` is complete; from now on a resumed run skips it."""
+        result = StageResult(name=stage, seconds=seconds, metrics=dict(metrics))
+        self.record("stage_finished", stage=stage, seconds=seconds, metrics=result.metrics)
+        self._finished[stage] = result
+        return result
+
+    # ------------------------------------------------------------ opening
+
+    def _start_or_resume(self) -> None:
+        self.warnings += repair_tail(self.folder / EVENTS)
+        events, problems = read_events(self.folder / EVENTS)
+        self.warnings += problems
+        first = next((event for event in events if event["event"] == "run_started"), None)
+        if first is None:
+            self._start()
+            return
+        self._refuse_other_settings(first)
+        self.run_id = first["run_id"]
+        self.attempt = 1 + max(int(event.get("attempt", 1)) for event in events)
+        self._finished = finished_stages(events)
+        self.record("run_resumed", warnings=self.warnings)
+
+    def _start(self) -> None:
+        self.run_id = uuid.uuid4().hex[:12]
+        header = f"# Resolved by deedrl {deedrl.__version__}; config hash {self.config_hash}\n"
+        write_atomically(self.folder / RECIPE, header + dump_yaml(redact(to_plain(self.recipe))))
+        self.record(
+            "run_started",
+            run_id=self.run_id,
+            name=self.recipe.name,
+            config_hash=self.config_hash,
+            seed=self.recipe.seed,
+            deedrl=deedrl.__version__,
+            python=platform.python_version(),
+            platform=platform.platform(),
+            processors=os.cpu_count(),
+        )
+
+    def _refuse_other_settings(self, first: Mapping[str, Any]) -> None:
+        if first["config_hash"] == self.config_hash:
+            return
+        changes = differences(read_yaml(self.folder / RECIPE), redact(to_plain(self.recipe)))
+        shown = "\n".join(f"  {change}" for change in changes[:12])
+        more = f"\n  … and {len(changes) - 12} more" if len(changes) > 12 else ""
+        raise ConfigError(
+            f"{self.folder}: holds a run with other settings; expected config hash {first['config_hash'][:12]}, "
+            f"got {self.config_hash[:12]}; what differs (there → now):\n{shown}{more}\n"
+            "give this recipe another folder with --out, or go back to those settings"
+        )
+
+
+def _refuse_foreign_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: expected a folder for the run, got a file; choose another with --out")
+    if not folder.exists() or (folder / EVENTS).exists():
+        return
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in {_LOCK, RECIPE})
+    foreign = [name for name in foreign if not name.startswith(f".{RECIPE}.")]
+    if foreign:
+        raise ConfigError(
+            f"{folder}: expected an empty folder or a run (with {EVENTS}), found {foreign[0]}; "
+            "choose another with --out"
+        )
+
+
+# ---------------------------------------------------------------- reading a run without opening it
+
+
+def read_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """All readable events in order, and in words the lines that are not (file and line number)."""
+    events: list[dict[str, Any]] = []
+    problems: list[str] = []
+    if not path.exists():
+        return events, problems
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            event = msgspec.json.decode(line)
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise msgspec.DecodeError("expected an object with a key 'event'")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            problems.append(f"{path}, line {number}: skipped, not an event: {error}")
+        else:
+            events.append(event)
+    return events, problems
+
+
+def finished_stages(events: list[dict[str, Any]]) -> dict[str, StageResult]:
+    """Results by stage name, in the order the stages finished."""
+    return {
+        event["stage"]: StageResult(name=event["stage"], seconds=event["seconds"], metrics=event.get("metrics") or {})
+        for event in events
+        if event["event"] == "stage_finished"
+    }
+
+
+# ---------------------------------------------------------------- writing that survives
+
+
+def append_line(path: Path, text: str) -> None:
+    """Appends `text` and a newline and syncs; on failure (disk full) takes back what was written and raises."""
+    data = (text + "\n").encode("utf-8", errors="replace")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+            os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, size)
+            raise StoreError(
+                f"{path}: cannot append ({error.strerror}); earlier lines are intact; "
+                "make room and run the same command again to resume"
+            ) from error
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a text file in one step; on failure the old file stays and the half-written one is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); the old file, if any, is intact") from error
+
+
+def repair_tail(path: Path) -> list[str]:
+    """Cuts a half-written last line, which was never reported, off a JSON-lines file; says so in words."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    if not data or data.endswith(b"\n"):
+        return []
+    start = data.rfind(b"\n") + 1
+    try:
+        msgspec.json.decode(data[start:])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        os.truncate(path, start)
+        line = data.count(b"\n") + 1
+        return [f"{path}, line {line}: half-written ({len(data) - start} bytes) by an interrupted process; removed"]
+    with open(path, "ab") as file:
+        file.write(b"\n")
+    return []

@@ -1,0 +1,239 @@
+"""What the stages of one run share: the model, the environment, the tasks, and playing episodes into the store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from deedrl.environments.environment import Environment
+from deedrl.environments.isolation import ProcessEnvironment
+from deedrl.environments.loading import load_environment
+from deedrl.errors import ConfigError, TaskError
+from deedrl.evaluation.metrics import completion_rate
+from deedrl.pipeline.context import Bar, StageContext
+from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, load_model
+from deedrl.policies.local.policy import LocalPolicy
+from deedrl.policies.policy import Policy
+from deedrl.rewards.lint import lint_rubric
+from deedrl.rewards.rubric import Rubric, default_rubric
+from deedrl.rollouts.episode import EpisodeSpec
+from deedrl.rollouts.failures import FailurePolicy
+from deedrl.rollouts.limits import Limits
+from deedrl.rollouts.prompting import PromptVariant
+from deedrl.rollouts.runner import run_episodes_sync
+from deedrl.store.jsonl import TrajectoryStore
+from deedrl.tasks.pool import TaskPool, check_disjoint
+from deedrl.types import Provenance, SamplingParams, Source, Split, Task, Trajectory
+
+HELD_OUT: tuple[Split, ...] = ("validation", "test", "test_unseen")
+
+
+class Session:
+    """Opens things on first use and keeps them for the run."""
+
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+        self.recipe = context.recipe
+        self.run = context.run
+        self._policies: dict[bool, LocalPolicy] = {}
+        self.policy_version = "base"
+
+    # ------------------------------------------------------------ the job
+
+    @cached_property
+    def environment_class(self) -> type[Environment]:
+        return load_environment(self.recipe.environment.ref)
+
+    @cached_property
+    def environment(self) -> Callable[[], Environment]:
+        """What makes an environment for an episode: the class, or its stand-in that lives in a process."""
+        if self.recipe.environment.isolation == "process":
+            limit = self.recipe.limits.call_timeout_s
+            return lambda: ProcessEnvironment(self.recipe.environment.ref, call_timeout_s=limit)
+        return self.environment_class
+
+    @cached_property
+    def rubric(self) -> Rubric:
+        rubric = self.environment_class.rubric() or default_rubric()
+        return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
+
+    @cached_property
+    def pools(self) -> dict[Split, TaskPool]:
+        """Tasks of every split the recipe has; no two splits share content (case F22)."""
+        counts: dict[Split, int] = {
+            "train": self.recipe.tasks.train,
+            "validation": self.recipe.tasks.validation,
+            "test": self.recipe.tasks.test,
+            "test_unseen": self.recipe.tasks.test_unseen,
+        }
+        pools = {s: self._pool(s, n) for s, n in counts.items() if n or s in self.recipe.tasks.files}
+        check_disjoint(*pools.values())
+        return pools
+
+    def _pool(self, split: Split, count: int) -> TaskPool:
+        if split in self.recipe.tasks.files:
+            return TaskPool.load(Path(self.recipe.tasks.files[split]))
+        settings = self.recipe.environment
+        tasks = self.environment_class.generate_tasks(split, count, self.context.seed("tasks"), **self._task_filter())
+        if not tasks:
+            wanted = f"difficulties {settings.difficulties or 'all'}, families {settings.families or 'all'}"
+            raise TaskError(f"{settings.ref} generates no tasks for split '{split}' with {wanted}")
+        return TaskPool(tasks)
+
+    def _task_filter(self) -> dict[str, tuple[str, ...]]:
+        settings = self.recipe.environment
+        wanted = {"difficulties": settings.difficulties, "families": settings.families}
+        return {name: values for name, values in wanted.items() if values}
+
+    def tasks(self, split: Split) -> list[Task]:
+        if split not in self.pools:
+            raise ConfigError(f"the recipe has no tasks for split '{split}'; set tasks.{split} above 0 or give a file")
+        return list(self.pools[split])
+
+    @cached_property
+    def limits(self) -> Limits:
+        settings = self.recipe.limits
+        return Limits(
+            max_steps=settings.max_steps,
+            max_context_tokens=settings.max_tokens_per_episode,
+            call_timeout_s=settings.call_timeout_s,
+            episode_timeout_s=settings.episode_timeout_s,
+            max_parse_failures=settings.max_parse_failures,
+            loop_warn=settings.loop_warn,
+            loop_end=settings.loop_end,
+        )
+
+    def lint(self) -> None:
+        """Says plainly what is wrong with the rubric, before anything is trained with it."""
+        for finding in lint_rubric(self.rubric):
+            self.context.progress.warn(f"rubric: {finding}")
+
+    # ------------------------------------------------------------ the model
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model with the run's latest adapter, the recipe's start adapter, or a fresh one."""
+        settings = self.recipe.model
+        source = settings.path
+        if settings.adapter is None and (self.run.adapter_folder / "config.json").is_file():
+            source = str(self.run.adapter_folder)
+        base = load_model(source, dtype=settings.dtype, chat_template=settings.chat_template)
+        if settings.adapter is None:
+            for parameter in base.model.parameters():
+                parameter.requires_grad_(True)
+            return base
+        if (self.run.adapter_folder / "adapter_config.json").is_file():
+            return load_adapter(base, self.run.adapter_folder)
+        if settings.start_adapter is not None:
+            return load_adapter(base, Path(settings.start_adapter))
+        adapter = settings.adapter
+        target = adapter.target if isinstance(adapter.target, str) else list(adapter.target)
+        return add_adapter(
+            base,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            dropout=adapter.dropout,
+            target=target,
+            seed=self.context.seed("adapter") % 2**31,
+        )
+
+    def policy(self, *, guided: bool = False) -> LocalPolicy:
+        """The policy with the current weights; `guided` constrains decoding to the schema of an action."""
+        if guided not in self._policies:
+            self._policies[guided] = LocalPolicy(
+                self.loaded.model,
+                self.loaded.renderer,
+                max_rows=self.recipe.concurrency,
+                guided=guided,
+                version=self.policy_version,
+            )
+        return self._policies[guided]
+
+    def weights_changed(self, version: str) -> None:
+        """Tells every policy that the weights are new; `version` names them in trajectories."""
+        self.policy_version = version
+        for policy in self._policies.values():
+            policy.weights_changed(version)
+
+    def save_policy(self) -> None:
+        """Replaces the run's adapter (or model folder) by the current weights; the old one stays until then."""
+        target = self.run.adapter_folder
+        scratch, old = target.with_name(".adapter-new"), target.with_name(".adapter-old")
+        shutil.rmtree(scratch, ignore_errors=True)
+        self.loaded.model.save_pretrained(scratch, safe_serialization=True)
+        self.loaded.tokenizer.save_pretrained(scratch)
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        scratch.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    # ------------------------------------------------------------ episodes
+
+    def sampling(self, temperature: float | None = None) -> SamplingParams:
+        return self.recipe.sampling.params(temperature)
+
+    def spec(
+        self,
+        task: Task,
+        episode_id: str,
+        *,
+        stage: str,
+        sampling: SamplingParams,
+        source: Source = "policy",
+        prompt: PromptVariant | None = None,
+    ) -> EpisodeSpec:
+        """One episode of this run; its seed depends on its id alone."""
+        prompt = prompt or PromptVariant()
+        return EpisodeSpec(
+            task=task,
+            episode_id=episode_id,
+            seed=self.context.seed("episode", episode_id),
+            sampling=sampling,
+            prompt=prompt,
+            provenance=Provenance(
+                run_id=self.run.run_id,
+                stage=stage,
+                config_hash=self.run.config_hash,
+                source=source,
+                prompt_variant=prompt.name,
+            ),
+        )
+
+    def store(self, name: str) -> TrajectoryStore:
+        return TrajectoryStore(
+            self.run.trajectories / f"{name}.jsonl", run_id=self.run.run_id, config_hash=self.run.config_hash
+        )
+
+    def play(
+        self, specs: Sequence[EpisodeSpec], *, store: str, policy: Policy, bar: Bar, concurrency: int | None = None
+    ) -> list[Trajectory]:
+        """Trajectories of `specs` in order; those already in the store are not played again (cases E08, E14)."""
+        target = self.store(store)
+        wanted = {spec.episode_id for spec in specs}
+        done = {t.episode_id: t for t in target if t.episode_id in wanted and not t.errored}
+        missing = [spec for spec in specs if spec.episode_id not in done]
+        if done:
+            bar.advance(len(done))
+
+        def keep(trajectory: Trajectory) -> None:
+            target.append(trajectory)
+            done[trajectory.episode_id] = trajectory
+            rate = completion_rate(list(done.values())).value
+            bar.advance(completion=rate)
+
+        if missing:
+            failures = self.recipe.failures
+            run_episodes_sync(
+                missing,
+                environment=self.environment,
+                policy=policy,
+                rubric=self.rubric,
+                limits=self.limits,
+                failures=FailurePolicy(retries=failures.retries, max_failure_share=failures.max_failure_share),
+                concurrency=concurrency or self.recipe.concurrency,
+                on_trajectory=keep,
+            )
+        return [done[spec.episode_id] for spec in specs]

@@ -1,0 +1,82 @@
+"""The stage `sft`: supervised fine-tuning on the positives of the cold start."""
+
+from __future__ import annotations
+
+import math
+
+from deedrl.errors import DeedRLError
+from deedrl.pipeline.cold_start_stage import POSITIVES
+from deedrl.pipeline.rendering import plain_system_prompt, rendered_sample
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_settings import Sft
+from deedrl.pipeline.validation import validate
+from deedrl.training.learner import Learner, scheduled_rate
+from deedrl.training.samples import TrainingSample
+from deedrl.training.sft import batch_order, sft_update
+
+
+def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
+    """Trains on the stored positives and saves the adapter; returns the last figures."""
+    samples = sft_samples(session)
+    steps = stage.steps or max(1, math.ceil((stage.epochs or 1.0) * len(samples) / stage.batch_size))
+    order = batch_order(len(samples), stage.batch_size, steps, session.context.seed("sft", stage.title))
+    learner = Learner(session.loaded)
+    checkpoints = session.run.checkpoints(stage.title)
+    start = 0
+    if (saved := checkpoints.latest()) is not None:
+        learner.load_tensors(saved.tensors)
+        start = saved.step
+    figures: dict[str, float] = {}
+    progress = session.context.progress
+    with progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
+        for step in range(start, steps):
+            rate = scheduled_rate(
+                step,
+                steps,
+                peak=stage.learning_rate,
+                final=stage.final_learning_rate,
+                schedule=stage.schedule,
+                warmup=stage.warmup_steps,
+            )
+            stats = sft_update(
+                learner,
+                [samples[index] for index in order[step]],
+                learning_rate=rate,
+                max_grad_norm=stage.max_grad_norm,
+                micro_batch_tokens=stage.micro_batch_tokens,
+            )
+            figures = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": rate}
+            session.weights_changed(f"{stage.title}:{step + 1}")
+            score = None
+            if stage.validate_every and (step + 1) % stage.validate_every == 0:
+                metrics = validate(session, stage.title, step + 1, stage.validation_tasks)
+                score = metrics.completion_rate.value
+                figures["validation_completion"] = score or 0.0
+            session.context.tracker.log(figures, step=step + 1, stage=stage.title)
+            if (step + 1) % session.recipe.checkpoints.every_steps == 0 or step + 1 == steps:
+                checkpoints.save(step + 1, learner.tensors(), {}, score)
+            bar.advance(loss=stats.loss)
+    session.save_policy()
+    return figures | {"samples": float(len(samples)), "steps": float(steps)}
+
+
+def sft_samples(session: Session) -> list[TrainingSample]:
+    """The positives as samples under the recipe's own prompt, in the store's order."""
+    positives = list(session.store(POSITIVES))
+    if not positives:
+        raise DeedRLError(
+            "there are no positives to learn from: the cold start kept nothing; raise its samples_per_task, "
+            "guided_share or demonstrations, or lower stability_share"
+        )
+    environment = session.environment_class()
+    by_id = {task.id: task for task in session.tasks("train")}
+    limit = session.recipe.limits.max_tokens_per_episode
+    systems = {t: plain_system_prompt(environment, by_id[t]) for t in {p.task_id for p in positives}}
+    samples = [rendered_sample(session.loaded.renderer, p, systems[p.task_id]) for p in positives]
+    kept = [sample for sample in samples if len(sample.ids) <= limit]
+    if len(kept) < len(samples):
+        session.context.progress.warn(
+            f"{len(samples) - len(kept)} of {len(samples)} positives are longer than {limit} tokens and are left out; "
+            "raise limits.max_tokens_per_episode to keep them"
+        )
+    return kept

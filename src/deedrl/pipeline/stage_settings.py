@@ -1,0 +1,234 @@
+"""Settings of each stage a recipe can compose, told apart by the key ``stage``.
+
+Every stage may carry a ``name`` (default: its ``stage``); names are unique within a recipe and are what the run
+folder, the report and dotted overrides use.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from deedrl.config import Count, NonNegative, PositiveFloat, PositiveInt, Settings, Share, require
+from deedrl.types import Split
+
+Schedule = Literal["constant", "linear", "cosine"]
+PromptPerturbation = Literal["plain", "tool_order", "distractor"]
+
+
+class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):
+    """What all stages share."""
+
+    kind: ClassVar[str]
+    """The value of the key ``stage``."""
+
+    name: str = ""
+    """Name within the run; empty means the value of ``stage``."""
+
+    @property
+    def title(self) -> str:
+        """The stage's name within the run: `name`, or the value of ``stage``."""
+        return self.name or self.kind
+
+    def validate(self, path: str) -> None:
+        """Raises `ConfigError` if values do not go together; `path` is the dotted path of this stage."""
+
+
+class _EvaluationSettings(StageSettings, frozen=True, kw_only=True):
+    split: Split = "test"
+    """Which tasks; the figures of the before/after table come from ``test``."""
+    repeats: PositiveInt = 1
+    """Runs of the same tasks with other seeds; the report shows their spread."""
+    tasks: PositiveInt | None = None
+    """At most this many tasks of the split, the first ones; null means all."""
+    also_unseen: bool = False
+    """Also evaluate the split ``test_unseen`` (families and phrasings that never occur in training), reported apart."""
+    temperature: NonNegative | None = None
+    """Overrides ``sampling.temperature``; keep it equal in `baseline` and `evaluate`. 0 is greedy."""
+
+
+class Baseline(_EvaluationSettings, frozen=True, kw_only=True, tag="baseline"):
+    """Evaluates the untouched model; its figures become ``before`` in ``summary.json``."""
+
+    kind: ClassVar[str] = "baseline"
+
+
+class Evaluate(_EvaluationSettings, frozen=True, kw_only=True, tag="evaluate"):
+    """Evaluates the current policy; the last one's figures become ``after`` in ``summary.json``."""
+
+    kind: ClassVar[str] = "evaluate"
+
+
+class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
+    """Rejection sampling: samples trajectories, keeps stable and efficient successes, marks failures as negatives."""
+
+    kind: ClassVar[str] = "cold_start"
+
+    tasks: Count = 64
+    """Training tasks that are sampled."""
+    samples_per_task: PositiveInt = 4
+    """Trajectories sampled for each task."""
+    guided_share: Share = 1.0
+    """Share of the samples whose decoding is constrained to the schema of an action."""
+    temperature: NonNegative | None = None
+    """Overrides ``sampling.temperature``."""
+    detailed_prompt: bool = True
+    """Sample with a prompt that explains the job at length; what is kept is stored under the recipe's own prompt."""
+    prompt_variants: tuple[PromptPerturbation, ...] = ("plain", "tool_order", "distractor")
+    """Prompt perturbations the samples rotate through."""
+    stability_repeats: Count = 2
+    """Further samples of a task whose success must repeat before it is taught; 0 takes every success."""
+    stability_share: Share = 0.5
+    """Share of those repeats that must succeed."""
+    efficiency_ratio: Annotated[float, Meta(ge=1)] = 1.5
+    """Keeps a success of at most this many times the shortest known number of steps."""
+    demonstrations: Count = 0
+    """Trajectories played by the environment's own ``demonstrate``, on tasks that sampling does not use."""
+    max_demonstration_share: Share = 1.0
+    """Ceiling on the share of demonstrations among the positives."""
+
+    def validate(self, path: str) -> None:
+        require(
+            self.tasks > 0 or self.demonstrations > 0,
+            f"{path}.tasks",
+            "expected tasks or demonstrations above 0, got 0 of both; there would be nothing to learn from",
+        )
+        require(bool(self.prompt_variants), f"{path}.prompt_variants", "expected at least one, e.g. [plain]; got none")
+
+
+class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
+    """Supervised fine-tuning on the kept trajectories, loss on action tokens only."""
+
+    kind: ClassVar[str] = "sft"
+
+    steps: PositiveInt | None = None
+    """Optimiser steps; give this or `epochs`."""
+    epochs: PositiveFloat | None = None
+    """Passes over the kept trajectories; give this or `steps`."""
+    batch_size: PositiveInt = 16
+    """Trajectories in one optimiser step."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate (of the adapter, if there is one)."""
+    final_learning_rate: NonNegative = 0.0
+    """Learning rate after the last step; `schedule` leads there."""
+    schedule: Schedule = "linear"
+    """How the learning rate falls from its peak to its end."""
+    warmup_steps: Count = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient norm is clipped to this."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
+    validate_every: Count = 0
+    """Steps between validations; 0 means never."""
+    validation_tasks: PositiveInt = 32
+    """Validation tasks played each time."""
+
+    def validate(self, path: str) -> None:
+        given = [name for name in ("steps", "epochs") if getattr(self, name) is not None]
+        require(len(given) == 1, path, f"expected exactly one of steps and epochs, got {' and '.join(given) or 'none'}")
+        require(
+            self.final_learning_rate <= self.learning_rate,
+            f"{path}.final_learning_rate",
+            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
+        )
+
+
+class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
+    """Online policy optimisation with group-relative advantages."""
+
+    kind: ClassVar[str] = "grpo"
+
+    steps: PositiveInt = 10
+    """Optimisation steps: each samples a batch of groups and updates the policy."""
+    tasks_per_step: PositiveInt = 8
+    """Tasks (groups) in one step."""
+    group_size: PositiveInt = 6
+    """Sibling trajectories of one task; at least 2, for an advantage compares siblings."""
+    temperature: PositiveFloat | None = None
+    """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
+    learning_rate: PositiveFloat = 3e-4
+    """Peak learning rate (of the adapter, if there is one)."""
+    final_learning_rate: NonNegative = 0.0
+    """Learning rate after the last step; `schedule` leads there."""
+    schedule: Schedule = "linear"
+    """How the learning rate falls from its peak to its end."""
+    warmup_steps: Count = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    kl_coefficient: NonNegative = 0.01
+    """Weight of the KL divergence to the policy this stage starts from; 0 leaves it out."""
+    kl_on_zero_variance: bool = False
+    """Whether the KL term also acts on groups without a reward signal."""
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    """Importance ratios are clipped below at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """Importance ratios are clipped above at 1 + clip_high."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """Group mean and std; group mean only; leave-one-out mean."""
+    loss_normalisation: Literal["token", "sequence", "constant"] = "token"
+    """Denominator of the loss: tokens of the batch; tokens of each sequence, then sequences; `normalisation_tokens`."""
+    normalisation_tokens: PositiveInt = 512
+    """Tokens a sequence counts for under ``loss_normalisation: constant``."""
+    updates_per_batch: PositiveInt = 1
+    """Passes over each sampled batch; above 1 the importance ratio and its clipping matter."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient norm is clipped to this."""
+    zero_variance_threshold: NonNegative = 1e-6
+    """A group whose rewards spread (standard deviation) by less than this carries no signal."""
+    refill_attempts: Count = 1
+    """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
+    validate_every: Count = 5
+    """Steps between validations on held-out tasks; 0 means only after the last step."""
+    validation_tasks: PositiveInt = 48
+    """Validation tasks played each time; the best checkpoint is chosen by their completion rate."""
+    patience_steps: Count = 0
+    """Stops after this many steps without a better validation; 0 never stops early."""
+
+    def validate(self, path: str) -> None:
+        require(
+            self.group_size >= 2,
+            f"{path}.group_size",
+            f"expected at least 2, got {self.group_size}; a group-relative advantage compares siblings",
+        )
+        require(
+            self.final_learning_rate <= self.learning_rate,
+            f"{path}.final_learning_rate",
+            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
+        )
+        require(
+            self.patience_steps == 0 or self.validate_every > 0,
+            f"{path}.patience_steps",
+            "early stopping needs validations; set validate_every above 0 or patience_steps to 0",
+        )
+
+
+class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
+    """Finds tasks of low but non-zero success, clusters what goes wrong in them and trains on them again.
+
+    The update settings (group size, KL, clipping, batch) are those of the recipe's last `grpo` stage.
+    """
+
+    kind: ClassVar[str] = "mine"
+
+    tasks: PositiveInt = 96
+    """Training tasks that are probed."""
+    attempts: PositiveInt = 4
+    """Episodes a task is probed with."""
+    band: tuple[Share, Share] = (0.01, 0.5)
+    """A task is hard if its success rate lies in this closed interval."""
+    steps: Count = 4
+    """Optimisation steps on the new pool; 0 only mines and reports."""
+    hard_share: Share = 0.5
+    """Share of mined tasks in each step; the rest comes from the whole training pool."""
+    learning_rate: PositiveFloat | None = None
+    """Constant learning rate; null means half the peak of the recipe's last `grpo` stage."""
+
+    def validate(self, path: str) -> None:
+        low, high = self.band
+        require(low <= high, f"{path}.band", f"expected [low, high] with low <= high, got [{low:g}, {high:g}]")
+
+
+AnyStage = Baseline | Evaluate | ColdStart | Sft | Grpo | Mine

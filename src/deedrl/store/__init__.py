@@ -1,0 +1,5 @@
+"""Trajectories on disk: one JSON line an episode, append-only."""
+
+from deedrl.store.jsonl import BadLine, ScanReport, TrajectoryStore
+
+__all__ = ["BadLine", "ScanReport", "TrajectoryStore"]

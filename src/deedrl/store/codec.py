@@ -1,0 +1,168 @@
+"""One trajectory ↔ one line of strict JSON.
+
+What the writer changes, and nothing else: lone surrogates (which UTF-8 cannot hold) become U+FFFD, and text shaped
+like a well-known key becomes ``[redacted]``. The sampled token ids are kept as they are in both cases. What it refuses:
+NaN and infinities, because a number that is not one must never come back as a reward or a log-probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from deedrl.errors import StoreError
+from deedrl.redaction import holds_key, mask_keys
+from deedrl.types import SCHEMA_VERSION, Trajectory
+
+
+class TornRecord(StoreError):
+    """The line is not JSON: cut off, overwritten or damaged."""
+
+
+class InvalidRecord(StoreError):
+    """The line is JSON but not a trajectory: a field is missing or has the wrong type."""
+
+
+class NewerSchema(StoreError):
+    """The line was written by a newer DeedRL than this one."""
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Trajectory)
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
+def encode(trajectory: Trajectory) -> bytes:
+    """The trajectory as one line of UTF-8 JSON, newline included.
+
+    Raises StoreError that names the field for NaN, an infinity, or a value JSON has no form for.
+    """
+    texts: list[str] = []
+    path = _inspect(trajectory, texts)
+    if path is not None:
+        raise StoreError(
+            f"episode '{trajectory.episode_id}': expected a finite number in {path.lstrip('.')}, got NaN or infinity; "
+            "a value that could not be measured is None (see what produced it: a reward term or a logit overflow)"
+        )
+    try:
+        line = _encoder.encode_lines((trajectory,))
+    except UnicodeEncodeError:
+        return _encode_cleaned(trajectory)
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise StoreError(
+            f"episode '{trajectory.episode_id}': expected values that JSON can hold, got: {error}; "
+            "let tools and verifiers return plain numbers, texts, lists and mappings"
+        ) from error
+    return _encode_cleaned(trajectory) if holds_key("\n".join(texts)) else line
+
+
+def decode(line: bytes) -> Trajectory:
+    """The trajectory in one line; unknown fields are ignored, so lines of later minor versions can be read.
+
+    Raises TornRecord, InvalidRecord or NewerSchema, all of them StoreErrors.
+    """
+    try:
+        trajectory = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _diagnose(line, error) from error
+    if trajectory.schema_version > SCHEMA_VERSION:
+        raise _newer(trajectory.schema_version)
+    return trajectory
+
+
+def _diagnose(line: bytes, error: Exception) -> StoreError:
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as syntax:
+        return TornRecord(f"not JSON ({syntax})")
+    try:
+        version = _version_decoder.decode(line).schema_version
+    except msgspec.DecodeError:
+        version = 0
+    return _newer(version) if version > SCHEMA_VERSION else InvalidRecord(f"not a trajectory ({error})")
+
+
+def _newer(version: int) -> NewerSchema:
+    return NewerSchema(
+        f"expected trajectory schema version {SCHEMA_VERSION} or older, got {version}; "
+        "upgrade DeedRL to read this file (it was written by a newer one)"
+    )
+
+
+# ---------------------------------------------------------------- cleaning
+
+
+def _encode_cleaned(trajectory: Trajectory) -> bytes:
+    return _encoder.encode_lines((_map_text(msgspec.to_builtins(trajectory), _clean),))
+
+
+def _clean(text: str) -> str:
+    """UTF-16 joins surrogates that are a pair and replaces those that stand alone."""
+    return mask_keys(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_map_text(name, change): _map_text(item, change) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return value if _is_numeric(value) else [_map_text(item, change) for item in value]
+    return value
+
+
+# ---------------------------------------------------------------- inspecting
+
+
+def find_nonfinite(value: Any) -> str | None:
+    """Path of the first NaN or infinity anywhere in `value`, like ``steps[3].completion.logprobs[17]``; else None."""
+    path = _inspect(value, [])
+    return None if path is None else path.lstrip(".") or "the value itself"
+
+
+def _inspect(value: Any, texts: list[str]) -> str | None:
+    """Path of the first non-finite number below `value`; without one, `texts` gets every string on the way."""
+    if isinstance(value, str):
+        texts.append(value)
+        return None
+    if value is None or isinstance(value, int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    if isinstance(value, msgspec.Struct):
+        return _first(((f".{name}", getattr(value, name)) for name in value.__struct_fields__), texts)
+    if isinstance(value, Mapping):
+        texts.extend(name for name in value if isinstance(name, str))
+        return _first(((f".{name}", item) for name, item in value.items()), texts)
+    if isinstance(value, list | tuple):
+        if _is_numeric(value) and math.isfinite(_total(value)):
+            return None
+        return _first(((f"[{index}]", item) for index, item in enumerate(value)), texts)
+    return None
+
+
+def _first(items: Iterable[tuple[str, Any]], texts: list[str]) -> str | None:
+    for name, item in items:
+        below = _inspect(item, texts)
+        if below is not None:
+            return name + below
+    return None
+
+
+def _is_numeric(values: list[Any] | tuple[Any, ...]) -> bool:
+    return bool(values) and type(values[0]) in (int, float) and type(values[-1]) in (int, float)
+
+
+def _total(values: list[Any] | tuple[Any, ...]) -> float:
+    """Sum of the numbers; not finite if one of them is not, if the sum overflows, or if there are other things."""
+    try:
+        return float(sum(values))
+    except (TypeError, OverflowError):
+        return math.nan

@@ -1,0 +1,77 @@
+"""The few file operations the store needs, each whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+READ_BUFFER_BYTES = 1 << 20
+
+
+class RawFile(Protocol):
+    """An unbuffered file opened for appending and reading (``open(path, "ab+", buffering=0)``)."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def read(self, size: int = -1, /) -> bytes | None: ...
+    def write(self, data: bytes | memoryview, /) -> int | None: ...
+    def truncate(self, size: int | None = None, /) -> int: ...
+
+
+def append_bytes(file: RawFile, data: bytes) -> int:
+    """Appends all of `data` and returns the offset at which it starts.
+
+    A file that ends in the middle of a line (a writer was killed) gets a newline first, so that the torn line is
+    never glued to the next record. On failure the file is cut back to its old length and the OSError goes on.
+    """
+    start = file.seek(0, os.SEEK_END)
+    closing = b"\n" if _ends_mid_line(file, start) else b""
+    rest = memoryview(closing + data)
+    try:
+        while rest:
+            written = file.write(rest)
+            if not written:
+                raise OSError(errno.EIO, "the device took no data")
+            rest = rest[written:]
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.truncate(start)
+        raise
+    return start + len(closing)
+
+
+def _ends_mid_line(file: RawFile, size: int) -> bool:
+    if size == 0:
+        return False
+    file.seek(size - 1)
+    return file.read(1) != b"\n"
+
+
+def read_lines(path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Lines that begin in [start, stop), each with its offset, newline included; memory for one line at a time."""
+    with path.open("rb", buffering=READ_BUFFER_BYTES) as file:
+        file.seek(start)
+        offset = start
+        for line in file:
+            if offset >= stop:
+                return
+            yield offset, line
+            offset += len(line)
+
+
+def read_line_at(file: BinaryIO, offset: int) -> bytes:
+    file.seek(offset)
+    return file.readline()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` durable; does nothing where a folder cannot be synced (Windows)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
