@@ -131,7 +131,7 @@ def test_empty_result_is_said_to_be_empty():
 
 
 def test_A68_rejection_is_never_empty():
-    assert rejection_message("").startswith("Error: no action found\nNote: Answer with {")
+    assert rejection_message("").startswith("Error: no action found; answer with {")
 
 
 def test_valid_histories_have_no_problems():

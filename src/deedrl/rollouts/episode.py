@@ -185,10 +185,8 @@ class Episode:
 
     def close_turn(self, output: ToolOutput | None) -> None:
         """Records the step, tells the model what came of it and checks the limits."""
-        if self._turn is None:
-            raise RuntimeError("close_turn needs an open turn")
+        assert self._turn is not None, "open_turn comes first"
         completion, action = self._turn
-        notes: list[str] = []
         if output is None:
             self._parse_failures += 1
             missing: str | None = "not an action"
@@ -196,8 +194,7 @@ class Episode:
         else:
             self._parse_failures = 0
             missing = "the call timed out" if self.ending is TerminationReason.TIMEOUT else None
-            notes = self._notes(action, output)
-            observation = result_message(output, notes)
+            observation = result_message(output, self._notes(action, output))
         self._record(output, missing)
         self._messages.append(Message(role="assistant", content=completion.text))
         self._messages.append(Message(role="tool", content=observation))

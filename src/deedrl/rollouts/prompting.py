@@ -174,7 +174,7 @@ def result_message(output: ToolOutput, notes: Sequence[str] = ()) -> str:
 
 def rejection_message(error: str | None, notes: Sequence[str] = ()) -> str:
     """What the model is told when its completion was not an action; never empty."""
-    return _with_notes(f"Error: {delimit(error or 'no action found')}", (f"Answer with {ACTION_FORMAT}", *notes))
+    return _with_notes(f"Error: {delimit(error or f'no action found; answer with {ACTION_FORMAT}')}", notes)
 
 
 def delimit(text: str) -> str:
