@@ -42,10 +42,8 @@ ROWS = {
 }
 # Siblings of one row that may use each other, and why. (importing folder, imported folder)
 SIBLINGS = {
-    ("deedrl.tasks", "deedrl.rewards"),  # mining reads reward breakdowns
+    ("deedrl.rewards", "deedrl.parsing"),  # the format term scores text by the parser's own rules
     ("deedrl.rewards", "deedrl.tasks"),  # terms read an episode's outcome
-    ("deedrl.environments", "deedrl.policies"),  # the checker plays scripted policies
-    ("deedrl.policies", "deedrl.environments"),  # the demonstration policy asks the environment
 }
 # Who may import torch and transformers at all.
 TORCH_ALLOWED = ("deedrl.policies.local", "deedrl.training", "deedrl.pipeline")
@@ -53,13 +51,11 @@ HEAVY = ("torch", "transformers", "peft", "accelerate", "safetensors", "llguidan
 # Boundaries at which any exception may be caught, and turned into a recorded status or a readable error.
 BOUNDARIES = {
     "deedrl.environments.checker",  # an author's bug becomes a failed check
-    "deedrl.environments.environment",  # an author's bug becomes an EnvironmentAuthorError
-    "deedrl.environments.loading",  # importing an author's file
-    "deedrl.tools.tool",  # an author's bug becomes a ToolCrash
-    "deedrl.rollouts.runner",  # infrastructure trouble becomes a recorded status
-    "deedrl.rollouts.episode",
-    "deedrl.rollouts.failures",
-    "deedrl.rewards.rubric",  # a term that raises is unscored
+    "deedrl.environments.environment",  # of two errors the first is reported
+    "deedrl.environments.worker",  # what happens in a worker process is sent to its parent, which raises it
+    "deedrl.rollouts.calls",  # what happens in a tool's thread is handed to the waiting coroutine
+    "deedrl.rollouts.episode",  # trouble becomes a recorded failure of the episode
+    "deedrl.rollouts.slot",  # an environment that cannot be closed is reported and left behind
     "deedrl.tracking.tracker",  # a tracker never ends a run
 }
 MAX_FILE_LINES = 500

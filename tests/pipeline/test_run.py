@@ -136,6 +136,15 @@ def test_kill_9_loses_no_reported_stage_and_frees_the_lock(tmp_path: Path, recip
         assert result.metrics == {"completion": 0.5}
 
 
+def test_a_torn_checkpoint_is_an_event_and_told(tmp_path: Path, recipe: Recipe) -> None:
+    told: list[str] = []
+    with Run.open(tmp_path / "run", recipe) as run:
+        (run.folder / "checkpoints" / "sft" / "step-00000001").mkdir(parents=True)
+        assert run.checkpoints("sft", told.append).latest() is None
+    assert "torn" in told[0]
+    assert read_events(tmp_path / "run" / EVENTS)[0][-1]["event"] == "warning"
+
+
 def test_H14_secrets_reach_no_file_of_the_run(tmp_path: Path) -> None:
     data = {"name": "tiny", "stages": [{"stage": "baseline"}], "model": f"https://user:{CANARY}@host/model"}
     with Run.open(tmp_path / "run", recipe_from(data)) as run:

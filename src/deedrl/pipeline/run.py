@@ -10,7 +10,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -107,10 +107,17 @@ class Run:
         """Folder of trajectory files, one per stage by convention ``<stage>.jsonl``."""
         return self._made("trajectories")
 
-    def checkpoints(self, stage: str) -> CheckpointFolder:
-        """The checkpoints of one stage."""
+    def checkpoints(self, stage: str, warn: Callable[[str], None] | None = None) -> CheckpointFolder:
+        """The checkpoints of one stage; a torn one is recorded as an event and told to `warn`."""
+
+        def warned(text: str) -> None:
+            self.record("warning", text=text)
+            if warn is not None:
+                warn(text)
+
         folder = self._made("checkpoints") / stage
-        return CheckpointFolder(folder, owner=self.config_hash, keep_last=self.recipe.checkpoints.keep_last)
+        keep_last = self.recipe.checkpoints.keep_last
+        return CheckpointFolder(folder, owner=self.config_hash, keep_last=keep_last, warn=warned)
 
     @property
     def adapter_folder(self) -> Path:
