@@ -187,6 +187,15 @@ def test_newer_schema_is_named_with_file_and_line(store, path, make):
         list(store)
 
 
+def test_newer_schema_of_a_known_episode_is_named_too(store, path, make):
+    store.append(make("e1"))
+    with path.open("ab") as file:
+        file.write(b"[]\n" + encode(make("e1", schema_version=2)))
+    with pytest.raises(StoreError, match=r"grpo\.jsonl:3: .*upgrade"):
+        store.scan()
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["grpo.jsonl", "grpo.jsonl.lock"]
+
+
 # ---------------------------------------------------------------- E04: parallel writers
 
 

@@ -1,5 +1,6 @@
 import json
 import struct
+import time
 
 import pytest
 
@@ -52,17 +53,26 @@ def chunks(log):
             payload = b""
 
 
-def records(folder, kind):
-    """The records of one kind in the only offline run of `folder`."""
+def records(folder):
+    """All records of the only offline run in `folder`; waits for wandb's own process, which writes after `finish`."""
     proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    parsed = [proto.Record.FromString(payload) for payload in chunks(path.read_bytes())]
-    return [getattr(record, kind) for record in parsed if record.WhichOneof("record_type") == kind]
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        parsed = [proto.Record.FromString(payload) for payload in chunks(path.read_bytes())]
+        if parsed and parsed[-1].WhichOneof("record_type") == "exit":
+            return parsed
+        time.sleep(0.02)
+    raise AssertionError(f"{path} never became complete")
+
+
+def of_kind(folder, kind):
+    return [getattr(record, kind) for record in records(folder) if record.WhichOneof("record_type") == kind]
 
 
 def history(folder):
     rows = [
-        {item.key or "/".join(item.nested_key): item.value_json for item in r.item} for r in records(folder, "history")
+        {item.key or "/".join(item.nested_key): item.value_json for item in r.item} for r in of_kind(folder, "history")
     ]
     return [{key: json.loads(value) for key, value in row.items() if not key.startswith("_")} for row in rows]
 
@@ -80,7 +90,7 @@ def test_offline_run_reads_back(tmp_path):
     assert second == {"sft/loss": 0.5, "sft/step": 1}
     assert third == {"grpo/reward": 0.25, "grpo/step": 0}
     assert table["grpo/samples/nrows"] == 1
-    assert [(m.name or m.glob_name, m.step_metric) for m in records(tmp_path, "metric")] == [
+    assert [(m.name or m.glob_name, m.step_metric) for m in of_kind(tmp_path, "metric")] == [
         ("sft/step", ""),
         ("sft/*", "sft/step"),
         ("grpo/step", ""),
@@ -103,5 +113,6 @@ def test_H14_no_key_of_config_command_line_or_environment_is_written(tmp_path, m
     monkeypatch.setenv("SOME_API_KEY", "canary-4567")
     with open_tracker(["wandb"], tmp_path, config={"api_key": "canary-89", "learning_rate": 0.001}) as tracker:
         assert tracker.sinks == ("wandb",)
+    assert any(b"learning_rate" in record.SerializeToString() for record in records(tmp_path))
     found = [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
     assert found == []

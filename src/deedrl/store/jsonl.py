@@ -267,6 +267,8 @@ class _LastComplete:
                     codec.decode(read_line_at(file, offset))
                 except (codec.TornRecord, codec.InvalidRecord):
                     continue
+                except codec.NewerSchema:
+                    return offset  # the reader meets this line too and names it
                 return offset
         return None
 
@@ -293,6 +295,8 @@ class _QuarantineFile:
             self._unwritable = True
             logger.warning("cannot copy bad lines to %s: %s; they are still in the source", self._path, error)
 
-    def __exit__(self, *_: object) -> None:
-        if self._draft.exists() and not self._unwritable:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None or self._unwritable:
+            self._draft.unlink(missing_ok=True)
+        elif self._draft.exists():
             os.replace(self._draft, self._path)
