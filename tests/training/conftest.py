@@ -42,7 +42,9 @@ class Kit:
         """The same weights in a model that nothing of ours has touched."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, attn_implementation="eager").eval()
+        return AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
 
     @staticmethod
     def ids(seed: int, count: int) -> list[int]:
@@ -87,10 +89,7 @@ class Kit:
         parameters = [p for p in model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         return torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g).flatten()
-                for p, g in zip(parameters, gradients, strict=True)
-            ]
+            [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
         )
 
     @staticmethod
@@ -121,9 +120,7 @@ class Kit:
             )
             for i, (context, sampled) in enumerate(turns)
         )
-        return Trajectory(
-            episode_id=name, task_id=task, steps=steps, breakdown=RewardBreakdown(total=reward), **fields
-        )
+        return Trajectory(episode_id=name, task_id=task, steps=steps, breakdown=RewardBreakdown(total=reward), **fields)
 
     @staticmethod
     def group(trajectories: Sequence[Trajectory]) -> TrajectoryGroup:

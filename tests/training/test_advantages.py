@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 
@@ -66,7 +67,7 @@ def test_advantages_are_finite_sum_to_zero_and_keep_the_order(estimator, rewards
     assert all(math.isfinite(advantage) for advantage in advantages)
     assert sum(advantages) == pytest.approx(0, abs=1e-7)
     pairs = [(r, a) for r, a in zip(rewards, advantages, strict=True) if r is not None]
-    for (r, a), (s, b) in zip(pairs, pairs[1:], strict=False):
+    for (r, a), (s, b) in itertools.pairwise(pairs):
         assert (a - b) * (r - s) >= 0
 
 

@@ -91,9 +91,7 @@ def test_C08_policy_loss_far_from_both_policies_is_finite_in_value_and_gradient(
     logprobs = torch.tensor([-120.0, -1.0], dtype=dtype, requires_grad=True)
     others = torch.tensor([-1.0, -120.0], dtype=dtype)
     ones = torch.ones(2, dtype=dtype)
-    part = policy_loss(
-        logprobs, others, -ones, ones, clip_low=0.2, clip_high=0.2, reference=others, kl_coefficient=0.1
-    )
+    part = policy_loss(logprobs, others, -ones, ones, clip_low=0.2, clip_high=0.2, reference=others, kl_coefficient=0.1)
     part.loss.backward()
     assert torch.isfinite(part.loss)
     assert torch.isfinite(logprobs.grad).all()

@@ -113,9 +113,7 @@ class Kit:
             Message(role="system", content="You keep a counter."),
             Message(role="user", content="Set it to 3."),
         )
-        sampling = SamplingParams(
-            max_tokens=options.pop("max_tokens", 8), temperature=options.pop("temperature", 1.0)
-        )
+        sampling = SamplingParams(max_tokens=options.pop("max_tokens", 8), temperature=options.pop("temperature", 1.0))
         return CompletionRequest(
             episode_id=episode_id, messages=tuple(messages), tools=TOOLS, sampling=sampling, seed=options.pop("seed", 1)
         )

@@ -48,7 +48,8 @@ def test_three_turns_of_more_sequences_than_rows_equal_a_plain_forward_pass(kit,
     for group in (["s0", "s1"], ["s2", "s3"]):
         for round_ in range(3):
             ended = kit.play(
-                ours, [kit.turn(key, contexts[key], prefix=prefix, max_tokens=4 + round_ + int(key[1])) for key in group]
+                ours,
+                [kit.turn(key, contexts[key], prefix=prefix, max_tokens=4 + round_ + int(key[1])) for key in group],
             )
             played += ended.values()
             for key in group:
@@ -79,6 +80,14 @@ def test_row_moved_into_a_released_one_keeps_its_cache(kit, loaded, plain):
     ours.release("a")
     seconds = [kit.turn(k, [*first[k].context, *first[k].tokens, *kit.ids(7, 3)]) for k in "cb"]
     check(kit, plain, kit.play(ours, seconds).values())
+
+
+def test_row_of_storage_that_grew_while_sampling_can_be_moved(kit, loaded, plain):
+    ours = engine(loaded, max_rows=2)
+    first = kit.play(ours, [kit.turn(key, kit.ids(ord(key), 70)) for key in "ab"])
+    ours.release("a")
+    second = kit.turn("b", [*first["b"].context, *first["b"].tokens, 9])
+    check(kit, plain, kit.play(ours, [second]).values())
 
 
 def test_row_moved_while_others_decode_goes_on_undisturbed(kit, loaded, plain):

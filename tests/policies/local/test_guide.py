@@ -27,9 +27,7 @@ def guided(kit, loaded):
 
     async def sample():
         policy = LocalPolicy(loaded.model, loaded.renderer, guided=True)
-        return await asyncio.gather(
-            *(policy.complete(kit.request(f"e{i}", seed=i, max_tokens=200)) for i in range(40))
-        )
+        return await asyncio.gather(*(policy.complete(kit.request(f"e{i}", seed=i, max_tokens=200)) for i in range(40)))
 
     return asyncio.run(sample())
 
@@ -134,7 +132,9 @@ def test_definitions_of_a_tools_schema_are_found(loaded):
             "$defs": {"Color": {"enum": ["red", "blue"]}},
         },
     )
-    feed(guides(loaded).start([tool]), loaded, '{"reasoning": "", "tool_name": "paint", "parameters": {"color": "red"}}')
+    feed(
+        guides(loaded).start([tool]), loaded, '{"reasoning": "", "tool_name": "paint", "parameters": {"color": "red"}}'
+    )
 
 
 def test_equal_names_of_definitions_in_two_tools_do_not_mix(loaded):
@@ -147,7 +147,11 @@ def test_equal_names_of_definitions_in_two_tools_do_not_mix(loaded):
     source = guides(loaded)
     tools = [paint("paint", "red"), paint("dye", "blue")]
     for name, color in (("paint", "red"), ("dye", "blue")):
-        feed(source.start(tools), loaded, f'{{"reasoning": "", "tool_name": "{name}", "parameters": {{"color": "{color}"}}}}')
+        feed(
+            source.start(tools),
+            loaded,
+            f'{{"reasoning": "", "tool_name": "{name}", "parameters": {{"color": "{color}"}}}}',
+        )
     guide = source.start(tools)
     feed(guide, loaded, '{"reasoning": "", "tool_name": "dye", "parameters": {"color": "')
     assert loaded.tokenizer("r")["input_ids"][0] not in allowed(guide, loaded)

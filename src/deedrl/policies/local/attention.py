@@ -130,8 +130,9 @@ def install(model: Any) -> None:
 def context_limit(model: Any) -> int:
     """Tokens a sequence may hold: the model's positions, or its sliding window, beyond which attention would differ."""
     config = model.config.get_text_config()
+    positions = int(config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
-    slides = window is not None and (layer_types is None or "sliding_attention" in layer_types)
-    positions = int(config.max_position_embeddings)
-    return min(positions, int(window)) if slides else positions
+    if window is None or (layer_types is not None and "sliding_attention" not in layer_types):
+        return positions
+    return min(positions, int(window))

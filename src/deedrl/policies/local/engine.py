@@ -99,8 +99,14 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting) or any(row.turn for row in self._rows)
+        return bool(self._waiting) or self.running
 
+    @property
+    def running(self) -> bool:
+        """Whether a turn has a row; False while all that is left waits for a row to be released."""
+        return any(row.turn for row in self._rows)
+
+    @torch.inference_mode()  # storage that grew while sampling may only be written in this mode
     def release(self, key: str) -> None:
         """Frees the row of a finished sequence by moving the last row into its place."""
         index = self._by_key.pop(key, None)

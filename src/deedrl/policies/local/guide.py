@@ -93,7 +93,7 @@ def action_schema(tools: Sequence[ToolSchema]) -> dict[str, Any]:
 
 
 def _closed(node: Any, prefix: str) -> Any:
-    """A copy of a tool's schema without open ends; its references point to definitions whose names begin with `prefix`."""
+    """A copy of a tool's schema without open ends; its references get `prefix` before the name of the definition."""
     if isinstance(node, list):
         return [_closed(item, prefix) for item in node]
     if not isinstance(node, dict):

@@ -92,9 +92,10 @@ def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float,
     import torch
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target, task_type="CAUSAL_LM")
-    model = get_peft_model(loaded.model, config).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = get_peft_model(loaded.model, config).eval()
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
 

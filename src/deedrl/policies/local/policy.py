@@ -12,6 +12,9 @@ from deedrl.policies.policy import CompletionRequest, ContextFull
 from deedrl.rendering.renderer import Renderer
 from deedrl.types import Completion, Message
 
+_STALL_S = 0.001
+"""Pause while every row belongs to an episode that waits for a tool, so that the tools get the processor."""
+
 
 class _Ledger:
     """What one episode's tokens are so far: exactly the context given and the ids sampled."""
@@ -129,7 +132,7 @@ class LocalPolicy:
                     future = self._futures.get(turn.key)
                     if future is not None and not future.done():
                         future.set_result(turn)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if self._engine.running else _STALL_S)
         except Exception as error:  # noqa: BLE001  boundary: whoever waits must learn of it instead of waiting for ever
             for key, future in self._futures.items():
                 self._engine.abandon(key)

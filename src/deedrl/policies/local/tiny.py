@@ -25,11 +25,12 @@ def build_tiny_model(
     config_class: Any = None,
     **config: Any,
 ) -> Path:
-    """Writes a model that `load_model(folder)` reads, and returns `folder`: a tokenizer trained on `texts`, random weights.
+    """Writes a model that `load_model(folder)` reads, with a tokenizer trained on `texts`, and returns `folder`.
 
-    The tokenizer is byte-level BPE with at most `vocabulary` tokens (at least 258: bytes and control tokens) and a
-    ChatML template. `config_class` is a transformers configuration class of a causal decoder, Llama's by default;
-    further keywords go to it. Equal arguments give equal weights; torch's global random stream is left as it was.
+    The weights are random. The tokenizer is byte-level BPE with at most `vocabulary` tokens (at least 258: bytes and
+    control tokens) and a ChatML template. `config_class` is a transformers configuration class of a causal decoder,
+    Llama's by default; further keywords go to it. Equal arguments give equal weights; torch's global random stream is
+    left as it was.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
