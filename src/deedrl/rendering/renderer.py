@@ -77,10 +77,13 @@ class Renderer:
     def completion_ids(self, text: str) -> list[int]:
         """The ids of an assistant turn with content `text`, turn-end token included, as SFT trains it.
 
-        Where the generation prompt already opens a think block, the block is closed here if `text` does not.
+        Where the generation prompt already opens a think block, `text` does not open it again and the block is closed
+        here if `text` does not.
         """
         if self._opens_think and _THINK_CLOSE not in text:
             text = f"\n{_THINK_CLOSE}\n\n{text}"
+        elif self._opens_think and text.lstrip().startswith(_THINK_OPEN):
+            text = text.lstrip().removeprefix(_THINK_OPEN).removeprefix("\n")
         return [*self._encode(text, False), self.turn_end_id]
 
     def text(self, ids: Sequence[int]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deedrl.errors import ModelError
 from deedrl.policies.local.model import LoadedModel
 from deedrl.training.backend import LogprobModel
 from deedrl.training.packing import Batch
@@ -27,6 +29,11 @@ class Learner:
         self.parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("the model has no trainable parameters; add an adapter or unfreeze it")
+        if low := sorted({str(p.dtype) for p in self.parameters.values() if p.dtype != torch.float32}):
+            raise ModelError(
+                f"expected trainable parameters in float32, got {', '.join(low)}, in which small updates round to "
+                "nothing; set model.dtype to fp32, or train an adapter"
+            )
         self._accelerator = Accelerator()
         optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
         module = LogprobModel(loaded.model, temperature=temperature)
@@ -34,21 +41,29 @@ class Learner:
         self.updates = 0
 
     def update(
-        self, batches: Sequence[Batch], loss: Loss, *, learning_rate: float, max_grad_norm: float
+        self,
+        batches: Sequence[Batch],
+        loss: Loss,
+        *,
+        learning_rate: float,
+        max_grad_norm: float,
+        dropout: bool = False,
     ) -> UpdateStats:
         """One optimiser step over all micro-batches; without action tokens nothing changes and `empty` is set.
 
         Gradients add up over micro-batches, so `loss` must already carry the normalisation of the whole update.
+        `dropout` switches the model's dropout on; it makes no sense where importance ratios are taken.
         """
         if not any(len(batch.targets) for batch in batches):
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
         total = 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        for batch in batches:
-            logprobs, _ = self.logprobs(batch)
-            value = loss(batch, logprobs)
-            self._accelerator.backward(value)
-            total += float(value.detach())
+        with self._dropout() if dropout else nullcontext():
+            for batch in batches:
+                logprobs, _ = self.logprobs(batch)
+                value = loss(batch, logprobs)
+                self._accelerator.backward(value)
+                total += float(value.detach())
         norm = float(self._accelerator.clip_grad_norm_(list(self.parameters.values()), max_grad_norm))
         if not math.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
@@ -59,6 +74,18 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return UpdateStats(loss=total, grad_norm=norm, empty=False)
+
+    @contextmanager
+    def _dropout(self) -> Iterator[None]:
+        """Training mode, with a random stream that depends only on the optimiser's step and so survives a resume."""
+        first = self._moments(next(iter(self.parameters.values())))
+        with torch.random.fork_rng():
+            torch.manual_seed(int(first["step"]) if first else 0)
+            self.loaded.model.train()
+            try:
+                yield
+            finally:
+                self.loaded.model.eval()
 
     def snapshot(self) -> list[Tensor]:
         """A copy of the trainable parameters, in the order of `parameters`."""
@@ -87,6 +114,7 @@ class Learner:
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"parameter.{name}"])
                 moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
+                self._optimizer.state.pop(parameter, None)
                 if moments:
                     self._optimizer.state[parameter] = moments
 

@@ -54,6 +54,12 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
     useful = sorted((s for s in samples if any(s.action_mask)), key=lambda s: len(s.ids))
     if not useful:
         return []
+    for sample in useful:
+        if sample.action_mask[0]:
+            raise ValueError(
+                f"sample {sample.episode_id} begins with an action token, which nothing predicts; "
+                "expected a prompt of at least one token before it"
+            )
     prefix = shared_prefix_length(useful)
     batches: list[list[TrainingSample]] = [[]]
     for sample in useful:

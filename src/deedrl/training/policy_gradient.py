@@ -38,7 +38,7 @@ def update_policy(
 
     `reference` is a `Learner.snapshot` of the policy that KL is measured to; None leaves KL out of loss and log.
     """
-    if not samples:
+    if not any(sample.action_tokens for sample in samples):
         return {"empty_batch": 1.0}
     weights = sample_weights(samples, settings.normalisation, settings.normalisation_tokens)
     batches = pack(weighted(samples, weights), micro_batch_tokens=settings.micro_batch_tokens)

@@ -75,6 +75,8 @@ def select(
         advantages = estimator(rewards, threshold)
         for trajectory, reward, advantage in zip(group.trajectories, rewards, advantages, strict=True):
             if reward is not None:
+                if trajectory.episode_id in advantage_of:
+                    raise ValueError(f"episode id '{trajectory.episode_id}' came twice; advantages are keyed by it")
                 chosen.append(trajectory)
                 advantage_of[trajectory.episode_id] = advantage
     samples, counts = collect_samples(chosen, max_tokens=max_tokens)

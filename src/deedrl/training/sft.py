@@ -21,7 +21,10 @@ def sft_update(
     max_grad_norm: float,
     micro_batch_tokens: int,
 ) -> UpdateStats:
-    """One step on these samples; the loss is the mean negative log-likelihood of their action tokens, in nats."""
+    """One step on these samples; the loss is the mean negative log-likelihood of their action tokens, in nats.
+
+    An adapter's dropout acts here.
+    """
     scaled = weighted(samples, sample_weights(samples, "token"))
     batches = pack(scaled, micro_batch_tokens=micro_batch_tokens)
     return learner.update(
@@ -29,6 +32,7 @@ def sft_update(
         lambda batch, logprobs: sft_loss(logprobs, batch.weights[batch.rows]),
         learning_rate=learning_rate,
         max_grad_norm=max_grad_norm,
+        dropout=True,
     )
 
 

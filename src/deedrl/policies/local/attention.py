@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deedrl.errors import ModelError
+
 ATTENTION_NAME = "deedrl_layout"
+_UNSUPPORTED_OPTIONS = ("softcap", "s_aux")
+_UNSUPPORTED_SETTINGS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale")
+_NOT_COMPUTED = "sampling and training do not compute; take a model without it (Llama, SmolLM, Qwen2/3, Mistral)"
 
 
 class AttentionLayout(Protocol):
@@ -37,9 +42,12 @@ def layout_attention(
     *,
     scaling: float,
     layout: AttentionLayout,
-    **_: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls in place of its own attention; returns [B, T, H, D]."""
+    for name in _UNSUPPORTED_OPTIONS:
+        if options.get(name) is not None:
+            raise ModelError(f"{type(module).__name__} uses '{name}', which {_NOT_COMPUTED}")
     return layout.attend(module.layer_idx, query, key, value, scaling).transpose(1, 2), None
 
 
@@ -105,8 +113,26 @@ def attend_one(
 
 
 def install(model: Any) -> None:
-    """Registers the attention with transformers and switches `model` to it (weights untouched)."""
+    """Registers the attention with transformers and switches `model` to it (weights untouched).
+
+    Raises ModelError for a model that changes attention scores or logits in a way that would be left out here.
+    """
     from transformers import AttentionInterface
 
+    config = model.config.get_text_config()
+    for name in _UNSUPPORTED_SETTINGS:
+        if getattr(config, name, None) not in (None, 1.0):
+            raise ModelError(f"{type(model).__name__} has '{name}' set, which {_NOT_COMPUTED}")
     AttentionInterface.register(ATTENTION_NAME, layout_attention)
     model.config._attn_implementation = ATTENTION_NAME
+
+
+def context_limit(model: Any) -> int:
+    """Tokens a sequence may hold: the model's positions, or its sliding window, beyond which attention would differ."""
+    config = model.config.get_text_config()
+    positions = int(config.max_position_embeddings)
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if window is None or (layer_types is not None and "sliding_attention" not in layer_types):
+        return positions
+    return min(positions, int(window))

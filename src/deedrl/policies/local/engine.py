@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deedrl.errors import ModelError
-from deedrl.policies.local.attention import install
+from deedrl.policies.local.attention import context_limit, install
 from deedrl.policies.local.kv_store import DecodeLayout, KVStore, PrefillLayout, PrefixLayout
 from deedrl.policies.local.sampling import sample_tokens
 
@@ -72,7 +72,7 @@ class Engine:
         self._head = model.get_output_embeddings()
         self._body = decoder_of(model)
         self._stop_ids = frozenset(stop_ids)
-        self._max_length = int(model.config.get_text_config().max_position_embeddings)
+        self._max_length = context_limit(model)
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._waiting: list[Turn] = []
@@ -99,8 +99,14 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting) or any(row.turn for row in self._rows)
+        return bool(self._waiting) or self.running
 
+    @property
+    def running(self) -> bool:
+        """Whether a turn has a row; False while all that is left waits for a row to be released."""
+        return any(row.turn for row in self._rows)
+
+    @torch.inference_mode()  # storage that grew while sampling may only be written in this mode
     def release(self, key: str) -> None:
         """Frees the row of a finished sequence by moving the last row into its place."""
         index = self._by_key.pop(key, None)
@@ -147,20 +153,25 @@ class Engine:
     def _open(self, turn: Turn) -> int:
         if not self._rows and list(turn.prefix) != self._prefix:
             self._compute_prefix(list(turn.prefix))
-        shares = bool(self._prefix) and list(turn.context[: len(self._prefix)]) == self._prefix
-        self._rows.append(_Row(key=turn.key, cached=[], with_prefix=shares))
+        self._rows.append(_Row(key=turn.key, cached=[], with_prefix=self._shares_prefix(turn)))
         self._by_key[turn.key] = len(self._rows) - 1
         return len(self._rows) - 1
 
     def _compute_prefix(self, ids: list[int]) -> None:
-        self._prefix = ids
-        self._store.prefix, self._store.prefix_length = [], len(ids)
+        layout = PrefixLayout(len(ids))
         if ids:
-            layout = PrefixLayout(len(ids))
             self._forward(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
-            self._store.prefix = layout.prefix
+        # Only now: if the forward pass fails, the old prefix stays whole.
+        self._prefix, self._store.prefix, self._store.prefix_length = ids, layout.prefix, len(ids)
+
+    def _shares_prefix(self, turn: Turn) -> bool:
+        """Whether the turn begins with the stored prefix and has at least one token more, to be computed."""
+        length = len(self._prefix)
+        return 0 < length < len(turn.context) and list(turn.context[:length]) == self._prefix
 
     def _own_context(self, row: _Row, turn: Turn) -> list[int]:
+        if row.with_prefix and not self._shares_prefix(turn):
+            row.with_prefix, row.cached = False, []
         return list(turn.context[len(self._prefix) if row.with_prefix else 0 :])
 
     def _prefill(self, indices: list[int]) -> list[Turn]:

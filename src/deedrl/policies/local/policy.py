@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from deedrl.policies.local.attention import context_limit
 from deedrl.policies.local.engine import Engine, Turn
 from deedrl.policies.local.guide import ActionGuides
 from deedrl.policies.policy import CompletionRequest, ContextFull
 from deedrl.rendering.renderer import Renderer
 from deedrl.types import Completion, Message
+
+_STALL_S = 0.001
+"""Pause while every row belongs to an episode that waits for a tool, so that the tools get the processor."""
 
 
 class _Ledger:
@@ -34,7 +38,7 @@ class LocalPolicy:
         self._engine = Engine(model, stop_ids=[renderer.turn_end_id], max_rows=max_rows)
         self._model = model
         self._renderer = renderer
-        self._limit = int(model.config.get_text_config().max_position_embeddings)
+        self._limit = context_limit(model)
         vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._guides = ActionGuides(renderer.tokenizer, vocabulary, renderer.turn_end_id) if guided else None
         self._version = version
@@ -58,12 +62,12 @@ class LocalPolicy:
         ledger = self._ledgers.setdefault(request.episode_id, _Ledger())
         extends = ledger.messages_seen > 0
         context = self._new_context(ledger, request.messages)
-        if len(ledger.ids) + len(context) + request.sampling.max_tokens > self._limit:
-            raise ContextFull(f"{len(ledger.ids) + len(context)} context tokens leave no room in {self._limit}")
-        ledger.ids += context
+        ids = [*ledger.ids, *context]
+        if len(ids) + request.sampling.max_tokens > self._limit:
+            raise ContextFull(f"{len(ids)} context tokens leave no room in {self._limit}")
         turn = Turn(
             key=request.episode_id,
-            context=tuple(ledger.ids),
+            context=tuple(ids),
             prefix=self._system_prefix(request.messages),
             max_tokens=request.sampling.max_tokens,
             temperature=request.sampling.temperature,
@@ -71,7 +75,8 @@ class LocalPolicy:
             guide=self._guides.start(request.tools) if self._guides else None,
         )
         finished = await self._sampled(turn)
-        ledger.ids += finished.tokens
+        # Only now: a turn that was cancelled or failed leaves no trace.
+        ledger.ids = [*ids, *finished.tokens]
         ledger.last_sampled = tuple(finished.tokens)
         ledger.messages_seen = len(request.messages) + 1
         return Completion(
@@ -127,8 +132,9 @@ class LocalPolicy:
                     future = self._futures.get(turn.key)
                     if future is not None and not future.done():
                         future.set_result(turn)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if self._engine.running else _STALL_S)
         except Exception as error:  # noqa: BLE001  boundary: whoever waits must learn of it instead of waiting for ever
-            for future in self._futures.values():
+            for key, future in self._futures.items():
+                self._engine.abandon(key)
                 if not future.done():
                     future.set_exception(error)

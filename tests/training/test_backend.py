@@ -1,0 +1,192 @@
+"""Log-probabilities and gradients against a plain pass row by row, and what is never put in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from deedrl.policies.local.model import add_adapter
+from deedrl.training import backend
+from deedrl.training.backend import LogprobModel, frozen_at
+from deedrl.training.losses import sample_weights, sft_loss
+from deedrl.training.packing import pack
+from deedrl.training.weighting import weighted
+
+
+def plain_logprobs(plain, sample, temperature=1.0):
+    """Log-probabilities of the sample's action tokens by transformers alone, one row, no cache, no sharing."""
+    at = [i for i, action in enumerate(sample.action_mask) if action]
+    logits = plain(torch.tensor([sample.ids])).logits[0].float() / temperature
+    return torch.stack([logits[i - 1].log_softmax(-1)[sample.ids[i]] for i in at])
+
+
+def relative(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+def by_row(batch, logprobs):
+    return [logprobs[batch.rows == row] for row in range(len(batch.lengths))]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_of_rows_that_share_a_prefix_equal_a_plain_pass_row_by_row(kit, temperature):
+    samples, plain = kit.family(), kit.plain()
+    batch = kit.one_batch(samples)
+    assert batch.prefix_ids.numel() == 9
+    found, _ = LogprobModel(kit.load().model, temperature=temperature)(batch)
+    for row, sample in zip(by_row(batch, found), sorted(samples, key=lambda s: len(s.ids)), strict=True):
+        assert torch.allclose(row, plain_logprobs(plain, sample, temperature), atol=1e-5)
+
+
+def test_gradient_through_a_shared_prefix_equals_that_of_plain_rows(kit):
+    samples, plain, loaded = kit.family(), kit.plain(), kit.load()
+    batch = kit.one_batch(samples)
+    found = kit.gradient(loaded.model, LogprobModel(loaded.model)(batch)[0].sum())
+    expected = kit.gradient(plain, sum(plain_logprobs(plain, sample).sum() for sample in samples))
+    assert relative(found, expected) < 1e-5
+
+
+def test_rows_without_anything_in_common_give_the_same_as_plain_rows(kit):
+    samples = [kit.sample(f"e{i}", kit.ids(i, 3 + i), kit.ids(i + 50, 4)) for i in range(3)]
+    plain, loaded = kit.plain(), kit.load()
+    batch = kit.one_batch(samples)
+    assert batch.prefix_ids.numel() == 0
+    found = kit.gradient(loaded.model, LogprobModel(loaded.model)(batch)[0].sum())
+    expected = kit.gradient(plain, sum(plain_logprobs(plain, sample).sum() for sample in samples))
+    assert relative(found, expected) < 1e-5
+
+
+def test_B12_gradient_reaches_the_prediction_of_both_response_tokens(kit):
+    """Prompt of 3, response of 2; the loss on each response token alone has a gradient of its own."""
+    loaded, plain = kit.load(), kit.plain()
+    sample = kit.sample("e", [5, 6, 7], [8, 9])
+    logprobs, _ = LogprobModel(loaded.model)(kit.one_batch([sample]))
+    for index in (0, 1):
+        found = kit.gradient(loaded.model, LogprobModel(loaded.model)(kit.one_batch([sample]))[0][index])
+        expected = kit.gradient(plain, plain_logprobs(plain, sample)[index])
+        assert float(found.norm()) > 0.1
+        assert relative(found, expected) < 1e-5
+    assert len(logprobs) == 2
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_C09_micro_batches_of_any_size_add_up_to_the_same_gradient(kit, normalisation):
+    samples, loaded = kit.family(5), kit.load()
+    scaled = weighted(samples, sample_weights(samples, normalisation))
+    module = LogprobModel(loaded.model)
+
+    def gradient(micro_batch_tokens):
+        batches = pack(scaled, micro_batch_tokens=micro_batch_tokens)
+        losses = [sft_loss(module(batch)[0], batch.weights[batch.rows]) for batch in batches]
+        return len(batches), kit.gradient(loaded.model, sum(losses))
+
+    (one, whole), (some, halves), (many, single) = gradient(10_000), gradient(60), gradient(1)
+    assert (one, many) == (1, 5)
+    assert 1 < some < 5
+    assert torch.allclose(halves, whole, atol=1e-6)
+    assert torch.allclose(single, whole, atol=1e-6)
+
+
+def test_C09_ten_tokens_as_one_batch_or_as_two_and_eight(kit):
+    samples = [kit.sample("a", [5], [6, 7]), kit.sample("b", [5], [8] * 8)]
+    loaded = kit.load()
+    scaled = weighted(samples, sample_weights(samples, "token"))
+    module = LogprobModel(loaded.model)
+    loss = {
+        size: sum(sft_loss(module(b)[0], b.weights[b.rows]) for b in pack(scaled, micro_batch_tokens=size))
+        for size in (1, 100)
+    }
+    assert torch.allclose(kit.gradient(loaded.model, loss[1]), kit.gradient(loaded.model, loss[100]), atol=1e-6)
+    logprobs = torch.cat([plain_logprobs(kit.plain(), sample) for sample in samples])
+    assert float(loss[1].detach()) == pytest.approx(-float(logprobs.mean().detach()), abs=1e-5)
+
+
+def test_contexts_after_an_action_do_not_reach_back(kit):
+    """Changing what follows an action leaves its log-probability alone, right padding included."""
+    one = kit.sample("a", [5, 6], [7, 8], [9, 9, 9], [4])
+    other = kit.sample("b", [5, 6], [7, 8], [3], [4, 4, 4, 4, 4, 4])
+    batch = kit.one_batch([one, other])
+    logprobs = by_row(batch, LogprobModel(kit.load().model)(batch)[0])
+    assert torch.allclose(logprobs[0][:2], logprobs[1][:2], atol=1e-6)
+
+
+def test_entropy_is_that_of_the_tempered_distribution_and_has_no_gradient(kit):
+    sample, plain = kit.sample("e", [5, 6, 7], [8, 9]), kit.plain()
+    _, entropy = LogprobModel(kit.load().model, temperature=0.7)(kit.one_batch([sample]), with_entropy=True)
+    with torch.no_grad():
+        logits = plain(torch.tensor([sample.ids])).logits[0, 2:4] / 0.7
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    assert torch.allclose(entropy, expected, atol=1e-5)
+    assert not entropy.requires_grad
+
+
+def test_model_with_an_adapter_gives_gradients_to_the_adapter_alone(kit):
+    loaded = add_adapter(kit.load(trainable=False), rank=2, alpha=4, dropout=0.0, target="all-linear", seed=0)
+    logprobs, _ = LogprobModel(loaded.model)(kit.one_batch(kit.family()))
+    logprobs.sum().backward()
+    assert {"lora_B" in n for n, p in loaded.model.named_parameters() if p.grad is not None and p.grad.any()} == {True}
+
+
+# ------------------------------------------------------------ I04
+
+
+class _LargestLogits(TorchDispatchMode):
+    """Remembers the most rows of a float tensor with as many columns as the vocabulary (the head's weight aside)."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.vocabulary, hidden = head.weight.shape
+        self.weight = (hidden, self.vocabulary)
+        self.rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.ndim < 2:
+                continue
+            if tensor.shape[-1] == self.vocabulary and tensor.shape != self.weight:
+                self.rows = max(self.rows, tensor.numel() // self.vocabulary)
+        return result
+
+
+def test_I04_logits_of_all_tokens_never_exist_at_once(kit, monkeypatch):
+    monkeypatch.setattr(backend, "LOGITS_CHUNK", 16)
+    loaded = kit.load()
+    samples = [kit.sample(f"e{i}", kit.ids(9, 40), kit.ids(i, 25)) for i in range(4)]
+    batch = kit.one_batch(samples)
+    assert len(batch.targets) == 100
+    with _LargestLogits(loaded.model.get_output_embeddings()) as seen:
+        LogprobModel(loaded.model)(batch, with_entropy=True)[0].sum().backward()
+    assert seen.rows == 16
+
+
+def test_I04_chunked_logprobs_and_gradient_equal_the_naive_ones(kit, monkeypatch):
+    loaded, samples = kit.load(), kit.family()
+    batch = kit.one_batch(samples)
+
+    def results(chunk):
+        monkeypatch.setattr(backend, "LOGITS_CHUNK", chunk)
+        logprobs, _ = LogprobModel(loaded.model)(batch)
+        return logprobs, kit.gradient(loaded.model, logprobs.sum())
+
+    chunked, naive = results(7), results(10_000)
+    assert torch.allclose(chunked[0], naive[0], atol=1e-5)
+    assert relative(chunked[1], naive[1]) < 1e-5
+
+
+# ------------------------------------------------------------ the reference policy
+
+
+def test_frozen_at_holds_the_snapshot_inside_and_gives_the_weights_back():
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    with frozen_at([parameter], [torch.zeros(2)]):
+        assert parameter.tolist() == [0.0, 0.0]
+    assert parameter.tolist() == [1.0, 2.0]
+
+
+def test_frozen_at_gives_the_weights_back_after_an_error():
+    parameter = torch.nn.Parameter(torch.tensor([1.0]))
+    with pytest.raises(RuntimeError, match="oops"), frozen_at([parameter], [torch.zeros(1)]):
+        raise RuntimeError("oops")
+    assert parameter.tolist() == [1.0]

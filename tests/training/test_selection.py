@@ -1,0 +1,152 @@
+"""Who takes part in an update, and with which advantage."""
+
+from __future__ import annotations
+
+import pytest
+
+from deedrl.training.advantages import dr_grpo, grpo
+from deedrl.training.selection import group_has_signal, group_trajectories, select
+from deedrl.types import Failure, TrajectoryGroup
+
+ONE_TURN = (((5, 6), (7, 8)),)
+TWO_TURNS = (((5, 6), (7, 8)), ((9,), (7, 8)))
+
+
+def chosen(kit, trajectories, estimator=dr_grpo, **options):
+    options = {"threshold": 1e-6, "max_tokens": 99} | options
+    return select(group_trajectories(trajectories), estimator, **options)
+
+
+def advantage_of(selection):
+    return {
+        sample.episode_id: {a for a, action in zip(sample.advantages, sample.action_mask, strict=True) if action}
+        for sample in selection.samples
+    }
+
+
+def test_advantages_lie_on_action_tokens_only(kit):
+    selection = chosen(kit, [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0)])
+    assert [sample.advantages for sample in selection.samples] == [(0.0, 0.0, 0.5, 0.5), (0.0, 0.0, -0.5, -0.5)]
+
+
+def test_C03_unscored_sibling_is_left_out_and_counted(kit):
+    rewards = {"a": 1.0, "b": None, "c": 0.0, "d": 1.0}
+    selection = chosen(kit, [kit.trajectory(name, reward) for name, reward in rewards.items()])
+    assert advantage_of(selection) == {
+        "a": {1.0 - 2 / 3},
+        "c": {0.0 - 2 / 3},
+        "d": {1.0 - 2 / 3},
+    }
+    assert selection.counts.unscored == 1
+
+
+def test_C01_group_of_equal_rewards_is_counted_and_left_out(kit):
+    selection = chosen(kit, [kit.trajectory(f"e{i}", 0.1) for i in range(8)])
+    assert selection.samples == ()
+    assert (selection.counts.zero_variance, selection.counts.too_small) == (1, 0)
+
+
+@pytest.mark.parametrize("rewards", [[0.7], [0.7, None, None, None]])
+def test_C02_group_with_one_scored_sibling_is_counted_as_too_small(kit, rewards):
+    selection = chosen(kit, [kit.trajectory(f"e{i}", reward) for i, reward in enumerate(rewards)], grpo)
+    assert selection.samples == ()
+    assert (selection.counts.zero_variance, selection.counts.too_small) == (0, 1)
+
+
+def test_C14_groups_without_signal_take_part_in_kl_only_if_asked(kit):
+    same = [kit.trajectory(f"e{i}", 0.5) for i in range(3)]
+    assert chosen(kit, same).samples == ()
+    kept = chosen(kit, same, keep_zero_variance=True)
+    assert advantage_of(kept) == {"e0": {0.0}, "e1": {0.0}, "e2": {0.0}}
+    assert kept.counts.zero_variance == 1
+
+
+def test_C14_zero_variance_threshold_is_a_setting(kit):
+    near = [kit.trajectory("a", 0.50), kit.trajectory("b", 0.51)]
+    assert chosen(kit, near).counts.zero_variance == 0
+    assert chosen(kit, near, threshold=0.02).counts.zero_variance == 1
+    [group] = group_trajectories(near)
+    assert group_has_signal(group, 1e-6)
+    assert not group_has_signal(group, 0.02)
+
+
+def test_C20_baseline_is_per_episode_whatever_the_number_of_turns(kit):
+    """Successes have two turns, failures one: the baseline is 1/2, not 4/6."""
+    episodes = [
+        kit.trajectory("a", 1.0, TWO_TURNS),
+        kit.trajectory("b", 0.0, ONE_TURN),
+        kit.trajectory("c", 1.0, TWO_TURNS),
+        kit.trajectory("d", 0.0, ONE_TURN),
+    ]
+    assert advantage_of(chosen(kit, episodes)) == {"a": {0.5}, "b": {-0.5}, "c": {0.5}, "d": {-0.5}}
+
+
+def test_C20_episode_split_into_samples_counts_once_in_the_baseline(kit):
+    episodes = [
+        kit.trajectory("a", 1.0, TWO_TURNS, breaks=(1,)),
+        kit.trajectory("b", 0.0, ONE_TURN),
+    ]
+    selection = chosen(kit, episodes)
+    assert [sample.episode_id for sample in selection.samples] == ["a", "a", "b"]
+    assert advantage_of(selection) == {"a": {0.5}, "b": {-0.5}}
+
+
+def test_C19_rewards_stay_with_their_episode_when_others_drop_out(kit):
+    """Five siblings, two without usable tokens in front: each of the rest keeps its own advantage."""
+    episodes = [
+        kit.trajectory("empty", 0.0, [((), ())]),
+        kit.trajectory("long", 0.0, [(tuple(range(200)), (1,))]),
+        kit.trajectory("a", 1.0),
+        kit.trajectory("b", 0.0),
+        kit.trajectory("c", 1.0),
+    ]
+    selection = chosen(kit, episodes)
+    assert advantage_of(selection) == {"a": {0.6}, "b": {-0.4}, "c": {0.6}}
+    assert (selection.counts.samples.without_tokens, selection.counts.samples.too_long) == (1, 1)
+
+
+def test_C19_estimator_that_returns_another_number_of_advantages_is_an_error(kit):
+    with pytest.raises(ValueError, match="zip"):
+        chosen(kit, [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0)], lambda rewards, _: [*rewards, 0.0])
+
+
+def test_C19_episode_id_that_comes_twice_is_an_error(kit):
+    twice = [
+        kit.trajectory("a", 1.0),
+        kit.trajectory("b", 0.0),
+        kit.trajectory("a", 0.0, task="u"),
+        kit.trajectory("c", 1.0, task="u"),
+    ]
+    with pytest.raises(ValueError, match="'a' came twice"):
+        chosen(kit, twice)
+
+
+def test_episode_with_infrastructure_trouble_is_no_reward_of_zero(kit):
+    failure = Failure(kind="OSError", phase="step", message="disk")
+    episodes = [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0), kit.trajectory("c", None, failure=failure)]
+    assert advantage_of(chosen(kit, episodes)) == {"a": {0.5}, "b": {-0.5}}
+
+
+def test_guided_episodes_are_no_samples_of_the_policy(kit):
+    episodes = [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0), kit.trajectory("c", 1.0, guided=True)]
+    selection = chosen(kit, episodes)
+    assert advantage_of(selection) == {"a": {0.5}, "b": {-0.5}}
+    assert selection.counts.guided == 1
+
+
+def test_G04_roles_of_one_task_form_groups_of_their_own(kit):
+    """Solver rewards 0 … 1, critic rewards 0 … 10: no baseline mixes them."""
+    episodes = [
+        kit.trajectory("s1", 1.0, role="solver"),
+        kit.trajectory("c1", 10.0, role="critic"),
+        kit.trajectory("s2", 0.0, role="solver"),
+        kit.trajectory("c2", 0.0, role="critic"),
+    ]
+    assert [group.role for group in group_trajectories(episodes)] == ["solver", "critic"]
+    assert advantage_of(chosen(kit, episodes)) == {"s1": {0.5}, "s2": {-0.5}, "c1": {5.0}, "c2": {-5.0}}
+
+
+def test_G04_mixed_roles_in_one_group_are_refused(kit):
+    episodes = (kit.trajectory("s", 1.0, role="solver"), kit.trajectory("c", 10.0, role="critic"))
+    with pytest.raises(ValueError, match=r"one role.*group by \(task_id, role\)"):
+        TrajectoryGroup(task_id="t", role="solver", trajectories=episodes)
