@@ -40,6 +40,8 @@ class Environment(gymnasium.Env[str, Any]):
     instructions: ClassVar[str] = ""
     """What the job is, for the system prompt."""
     max_steps: ClassVar[int] = 8
+    blocking: ClassVar[bool] = True
+    """False: every call takes microseconds, so the runner may make it in its event loop (no time limit there)."""
     tools: ClassVar[Toolbox] = Toolbox()
     """All tools of the class, unbound, in the order they are written; filled in for each subclass."""
 

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 
@@ -51,6 +51,9 @@ class ProcessEnvironment(Environment):
 
     Every `reset` sends the worker a seed: the one given, or one drawn from this object's own random stream.
     """
+
+    limit_grace_s: ClassVar[float] = GRACE_S + 0.5
+    """The runner waits this much beyond a call's limit, so that the worker's own end of the call comes first."""
 
     def __init__(self, factory_ref: str, call_timeout_s: float = 30.0) -> None:
         self.factory_ref = factory_ref

@@ -40,6 +40,7 @@ class SupportDesk(Environment):
         "Where is my parcel: reply with its tracking code; if lost, refund."
     )
     max_steps: ClassVar[int] = 8
+    blocking: ClassVar[bool] = False
     connection: sqlite3.Connection
 
     def setup(self, task: Task) -> None:
