@@ -40,8 +40,9 @@ ROWS = {
     "deedrl.integrations": 6,
     "deedrl.cli": 7,
 }
-# Siblings of one row that may use each other, and why. (importing folder, imported folder)
+# Imports beside the rows' order that are meant, and why. (importing folder, imported folder)
 SIBLINGS = {
+    ("deedrl", "deedrl.environments"),  # the package's root registers the built-in environments with gymnasium
     ("deedrl.rewards", "deedrl.parsing"),  # the format term scores text by the parser's own rules
     ("deedrl.rewards", "deedrl.tasks"),  # terms read an episode's outcome
 }
@@ -53,6 +54,7 @@ BOUNDARIES = {
     "deedrl.environments.checker",  # an author's bug becomes a failed check
     "deedrl.environments.environment",  # of two errors the first is reported
     "deedrl.environments.worker",  # what happens in a worker process is sent to its parent, which raises it
+    "deedrl.policies.local.policy",  # what happens in the engine is handed to every episode that waits for a turn
     "deedrl.rollouts.calls",  # what happens in a tool's thread is handed to the waiting coroutine
     "deedrl.rollouts.episode",  # trouble becomes a recorded failure of the episode
     "deedrl.rollouts.slot",  # an environment that cannot be closed is reported and left behind

@@ -111,6 +111,10 @@ def test_A81_cost_grows_linearly_with_the_text(unit: str, start: str) -> None:
         parse_action(text, FREE)
         return time.process_time() - began
 
-    short = min(seconds(10_000) for _ in range(2))
-    # Eight times the text: linear is 8, quadratic 64. The constant absorbs the clock's grain.
-    assert seconds(80_000) < 25 * short + 0.05
+    def ratio_is_linear() -> bool:
+        short = min(seconds(10_000) for _ in range(3))
+        # Eight times the text: linear is 8, quadratic 64. The constant absorbs the clock's grain.
+        return seconds(80_000) < 30 * short + 0.05
+
+    # A busy machine spoils single measurements upwards only; a quadratic reader fails every one of them.
+    assert any(ratio_is_linear() for _ in range(5))

@@ -11,6 +11,9 @@ from deedrl.errors import StoreError
 from deedrl.evaluation.metrics import Metrics
 from deedrl.types import Record
 
+UNSEEN_SUFFIX = "_unseen"
+"""A stage summary called ``<stage>_unseen`` holds the same stage's figures on the split ``test_unseen``."""
+
 
 class StageSummary(Record, frozen=True):
     """One stage of a run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
@@ -15,7 +16,7 @@ from deedrl.rollouts.demonstration import demonstration_policy
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.prompting import DISTRACTORS, PromptVariant
 from deedrl.seeding import stream
-from deedrl.types import Record, Task, Trajectory
+from deedrl.types import Record, Source, Task, Trajectory
 
 POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
 
@@ -32,7 +33,6 @@ class ColdStartReport(Record, frozen=True):
     negatives: int
     sources: dict[str, int]
     """Kept trajectories by source: policy, guided, demonstration."""
-    shares: dict[str, float]
 
 
 def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None, ColdStartReport]:
@@ -49,15 +49,13 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
     session.store(POSITIVES).append_many(efficient + demonstrated)
     session.store(NEGATIVES).append_many(failures)
     sources = Counter(t.provenance.source for t in efficient + demonstrated)
-    kept = sum(sources.values())
     report = ColdStartReport(
         sampled=len(sampled),
         successes=len(successes),
         stable=len(stable),
         efficient=len(efficient),
         negatives=len(failures),
-        sources={str(source): count for source, count in sources.items()},
-        shares={source: count / kept for source, count in sources.items()},
+        sources={source: sources[source] for source in get_args(Source)},
     )
     return (compute_metrics(sampled) if sampled else None), report
 
@@ -101,7 +99,8 @@ def _round(
 def _variant(session: Session, stage: ColdStart, index: int) -> PromptVariant:
     name = stage.prompt_variants[index % len(stage.prompt_variants)]
     rng = stream(session.recipe.seed, "prompt_variant", stage.title, index)
-    return PromptVariant(
+    return msgspec.structs.replace(
+        session.prompt,
         name=f"{name}+detailed" if stage.detailed_prompt else name,
         tool_order_seed=rng.randrange(2**31) if name == "tool_order" else None,
         distractor=rng.choice(DISTRACTORS) if name == "distractor" else None,
@@ -149,9 +148,9 @@ def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], samp
             stage=stage.title,
             sampling=session.sampling(),
             source="demonstration",
-            prompt=PromptVariant(name="distractor", distractor=rng.choice(DISTRACTORS))
+            prompt=msgspec.structs.replace(session.prompt, name="distractor", distractor=rng.choice(DISTRACTORS))
             if "distractor" in stage.prompt_variants and rng.random() < 0.25
-            else PromptVariant(),
+            else session.prompt,
         )
         for index, task in enumerate(chosen)
     ]
@@ -164,8 +163,3 @@ def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], samp
     if unsolved:
         session.context.progress.warn(f"{unsolved} of {len(played)} demonstrations do not solve their task; left out")
     return [t for t in played if t.solved]
-
-
-def report_fields(report: ColdStartReport) -> dict[str, object]:
-    """The report as plain data for the run's events."""
-    return dict(msgspec.to_builtins(report))

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from deedrl.evaluation.metrics import Metrics, check_split, compute_metrics
+from deedrl.evaluation.summary import UNSEEN_SUFFIX
 from deedrl.pipeline.session import HELD_OUT, Session
 from deedrl.pipeline.stage_settings import Baseline, Evaluate
 from deedrl.types import Split, Trajectory
 
 
 def evaluate_stage(session: Session, stage: Baseline | Evaluate) -> dict[str, Metrics]:
-    """Figures on the stage's split under ``metrics`` and, where asked, on ``test_unseen`` apart."""
-    episodes = play_split(session, stage, stage.split)
+    """Figures on the stage's split under ``metrics`` and, where asked, on ``test_unseen`` under ``unseen``."""
     sampling = session.sampling(stage.temperature)
-    found = {"metrics": compute_metrics(episodes, sampling=sampling)}
+    found = {"metrics": compute_metrics(play_split(session, stage, stage.split, stage.title), sampling=sampling)}
     if stage.also_unseen:
-        found["unseen"] = compute_metrics(play_split(session, stage, "test_unseen"), sampling=sampling)
+        unseen = play_split(session, stage, "test_unseen", stage.title + UNSEEN_SUFFIX)
+        found["unseen"] = compute_metrics(unseen, sampling=sampling)
     return found
 
 
-def play_split(session: Session, stage: Baseline | Evaluate, split: Split) -> list[Trajectory]:
+def play_split(session: Session, stage: Baseline | Evaluate, split: Split, store: str) -> list[Trajectory]:
     """Every task of the split, `repeats` times with other seeds; refuses tasks that are trained on (case F22)."""
     tasks = session.tasks(split)[: stage.tasks]
     if split in HELD_OUT:
@@ -35,4 +36,4 @@ def play_split(session: Session, stage: Baseline | Evaluate, split: Split) -> li
         for task in tasks
     ]
     with session.context.progress.bar(f"{stage.title} ({split})", total=len(specs), unit="episode") as bar:
-        return session.play(specs, store=f"{stage.title}-{split}", policy=session.policy(), bar=bar)
+        return session.play(specs, store=store, policy=session.policy(), bar=bar)

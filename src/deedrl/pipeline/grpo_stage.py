@@ -40,7 +40,7 @@ def shuffled_tasks(session: Session, stage: str, tasks: Sequence[Task], step: in
 def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
     """`stage.steps` updates from where the stage stopped; ends with the best validated weights, saved."""
     learner = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
-    checkpoints = session.run.checkpoints(stage.title)
+    checkpoints = session.checkpoints(stage.title)
     reference = learner.snapshot()
     start, best = _resume(session, learner, checkpoints, stage.title, reference)
     figures: dict[str, float] = {}

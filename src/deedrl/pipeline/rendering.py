@@ -33,9 +33,9 @@ def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> 
     )
 
 
-def plain_system_prompt(environment: Environment, task: Task) -> str:
-    """The system prompt an episode of `task` is played with when nothing perturbs it."""
-    return system_prompt(environment.instructions, allowed_tools(environment, task), PromptVariant())
+def task_system_prompt(environment: Environment, task: Task, variant: PromptVariant) -> str:
+    """The system prompt an episode of `task` is played with."""
+    return system_prompt(environment.instructions, allowed_tools(environment, task), variant)
 
 
 def allowed_tools(environment: Environment, task: Task) -> Sequence[ToolSchema]:

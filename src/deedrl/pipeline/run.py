@@ -30,6 +30,7 @@ RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
 REPORT = "report.html"
 METRICS = "metrics.jsonl"
+ADAPTER = "adapter"
 _LOCK = ".lock"
 
 
@@ -122,7 +123,7 @@ class Run:
     @property
     def adapter_folder(self) -> Path:
         """Where the latest policy lies as a PEFT adapter (or a model folder when all weights are trained)."""
-        return self.folder / "adapter"
+        return self.folder / ADAPTER
 
     @property
     def metrics_path(self) -> Path:

@@ -12,6 +12,7 @@ from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
 from deedrl.errors import ConfigError, TaskError
 from deedrl.evaluation.metrics import completion_rate
+from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
 from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, load_model
 from deedrl.policies.local.policy import LocalPolicy
@@ -33,12 +34,17 @@ HELD_OUT: tuple[Split, ...] = ("validation", "test", "test_unseen")
 class Session:
     """Opens things on first use and keeps them for the run."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, *, trained: bool = True) -> None:
         self.context = context
         self.recipe = context.recipe
         self.run = context.run
         self._policies: dict[bool, LocalPolicy] = {}
-        self.policy_version = "base"
+        self._trained = trained
+        self._stores: dict[str, TrajectoryStore] = {}
+        self._earlier: dict[str, set[str]] = {}
+        finished = [self.run.finished(stage.title) for stage in self.recipe.stages]
+        versions = [result.metrics.get("policy_version") for result in finished if result]
+        self.policy_version = str(versions[-1]) if trained and versions else "base"
 
     # ------------------------------------------------------------ the job
 
@@ -110,6 +116,13 @@ class Session:
         for finding in lint_rubric(self.rubric):
             self.context.progress.warn(f"rubric: {finding}")
 
+    @property
+    def prompt(self) -> PromptVariant:
+        """The recipe's own prompt."""
+        settings = self.recipe.prompt
+        detailed = settings.detail == "detailed"
+        return PromptVariant(name="detailed" if detailed else "plain", detailed=detailed, instructions=settings.system)
+
     # ------------------------------------------------------------ the model
 
     @cached_property
@@ -117,14 +130,16 @@ class Session:
         """The model with the run's latest adapter, the recipe's start adapter, or a fresh one."""
         settings = self.recipe.model
         source = settings.path
-        if settings.adapter is None and (self.run.adapter_folder / "config.json").is_file():
+        if self._trained and settings.adapter is None and (self.run.adapter_folder / "config.json").is_file():
             source = str(self.run.adapter_folder)
-        base = load_model(source, dtype=settings.dtype, chat_template=settings.chat_template)
+        # All weights are trained where there is no adapter, and in bf16 small updates round to nothing.
+        dtype = "fp32" if settings.adapter is None and settings.dtype == "auto" else settings.dtype
+        base = load_model(source, dtype=dtype, chat_template=settings.chat_template)
         if settings.adapter is None:
             for parameter in base.model.parameters():
                 parameter.requires_grad_(True)
             return base
-        if (self.run.adapter_folder / "adapter_config.json").is_file():
+        if self._trained and (self.run.adapter_folder / "adapter_config.json").is_file():
             return load_adapter(base, self.run.adapter_folder)
         if settings.start_adapter is not None:
             return load_adapter(base, Path(settings.start_adapter))
@@ -157,6 +172,10 @@ class Session:
         for policy in self._policies.values():
             policy.weights_changed(version)
 
+    def untouched(self) -> Session:
+        """A session with the model as the recipe gives it, even if this run has trained it since."""
+        return Session(self.context, trained=False) if self.run.adapter_folder.exists() else self
+
     def save_policy(self) -> None:
         """Replaces the run's adapter (or model folder) by the current weights; the old one stays until then."""
         target = self.run.adapter_folder
@@ -169,6 +188,9 @@ class Session:
             target.rename(old)
         scratch.rename(target)
         shutil.rmtree(old, ignore_errors=True)
+
+    def checkpoints(self, stage: str) -> CheckpointFolder:
+        return self.run.checkpoints(stage, self.context.progress.warn)
 
     # ------------------------------------------------------------ episodes
 
@@ -186,7 +208,7 @@ class Session:
         prompt: PromptVariant | None = None,
     ) -> EpisodeSpec:
         """One episode of this run; its seed depends on its id alone."""
-        prompt = prompt or PromptVariant()
+        prompt = prompt or self.prompt
         return EpisodeSpec(
             task=task,
             episode_id=episode_id,
@@ -203,23 +225,33 @@ class Session:
         )
 
     def store(self, name: str) -> TrajectoryStore:
-        return TrajectoryStore(
-            self.run.trajectories / f"{name}.jsonl", run_id=self.run.run_id, config_hash=self.run.config_hash
-        )
+        if name not in self._stores:
+            path = self.run.trajectories / f"{name}.jsonl"
+            self._stores[name] = TrajectoryStore(path, run_id=self.run.run_id, config_hash=self.run.config_hash)
+        return self._stores[name]
+
+    def _stored(self, name: str, wanted: set[str]) -> dict[str, Trajectory]:
+        """The sound episodes among `wanted` that are in the store; it is read only if it may hold some of them."""
+        store = self.store(name)
+        if name not in self._earlier:
+            self._earlier[name] = store.episode_ids()
+        if self._earlier[name].isdisjoint(wanted):
+            return {}
+        return {t.episode_id: t for t in store if t.episode_id in wanted and not t.errored}
 
     def play(
         self, specs: Sequence[EpisodeSpec], *, store: str, policy: Policy, bar: Bar, concurrency: int | None = None
     ) -> list[Trajectory]:
         """Trajectories of `specs` in order; those already in the store are not played again (cases E08, E14)."""
         target = self.store(store)
-        wanted = {spec.episode_id for spec in specs}
-        done = {t.episode_id: t for t in target if t.episode_id in wanted and not t.errored}
+        done = self._stored(store, {spec.episode_id for spec in specs})
         missing = [spec for spec in specs if spec.episode_id not in done]
         if done:
             bar.advance(len(done))
 
         def keep(trajectory: Trajectory) -> None:
             target.append(trajectory)
+            self._earlier[store].add(trajectory.episode_id)
             done[trajectory.episode_id] = trajectory
             rate = completion_rate(list(done.values())).value
             bar.advance(completion=rate)

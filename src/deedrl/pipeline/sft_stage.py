@@ -6,7 +6,7 @@ import math
 
 from deedrl.errors import DeedRLError
 from deedrl.pipeline.cold_start_stage import POSITIVES
-from deedrl.pipeline.rendering import plain_system_prompt, rendered_sample
+from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Sft
 from deedrl.pipeline.validation import validate
@@ -21,11 +21,12 @@ def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
     steps = stage.steps or max(1, math.ceil((stage.epochs or 1.0) * len(samples) / stage.batch_size))
     order = batch_order(len(samples), stage.batch_size, steps, session.context.seed("sft", stage.title))
     learner = Learner(session.loaded)
-    checkpoints = session.run.checkpoints(stage.title)
+    checkpoints = session.checkpoints(stage.title)
     start = 0
     if (saved := checkpoints.latest()) is not None:
         learner.load_tensors(saved.tensors)
         start = saved.step
+        session.weights_changed(f"{stage.title}:{start}")
     figures: dict[str, float] = {}
     progress = session.context.progress
     with progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
@@ -71,7 +72,7 @@ def sft_samples(session: Session) -> list[TrainingSample]:
     environment = session.environment_class()
     by_id = {task.id: task for task in session.tasks("train")}
     limit = session.recipe.limits.max_tokens_per_episode
-    systems = {t: plain_system_prompt(environment, by_id[t]) for t in {p.task_id for p in positives}}
+    systems = {t: task_system_prompt(environment, by_id[t], session.prompt) for t in {p.task_id for p in positives}}
     samples = [rendered_sample(session.loaded.renderer, p, systems[p.task_id]) for p in positives]
     kept = [sample for sample in samples if len(sample.ids) <= limit]
     if len(kept) < len(samples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 import msgspec
 
 from deedrl.config import to_plain
+from deedrl.errors import ConfigError
 from deedrl.evaluation.metrics import Metrics
-from deedrl.evaluation.summary import StageSummary, Summary, write_summary
-from deedrl.pipeline.cold_start_stage import cold_start_stage, report_fields
+from deedrl.evaluation.summary import UNSEEN_SUFFIX, StageSummary, Summary, write_summary
+from deedrl.pipeline.cold_start_stage import cold_start_stage
 from deedrl.pipeline.context import Progress, StageContext
 from deedrl.pipeline.evaluation_stage import evaluate_stage
 from deedrl.pipeline.grpo_stage import grpo_stage
 from deedrl.pipeline.mine_stage import mine_stage
 from deedrl.pipeline.recipe import Recipe, load_recipe
-from deedrl.pipeline.run import RECIPE, SUMMARY, Run
+from deedrl.pipeline.run import ADAPTER, RECIPE, SUMMARY, Run, StageResult
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
 from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Sft
@@ -40,25 +42,27 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
                 continue
             run.start_stage(stage.title)
             begin = time.monotonic()
-            outcome = _run_stage(session, stage)
+            outcome = _run_stage(session, stage) | {"policy_version": session.policy_version}
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
             write_summary(run.folder / SUMMARY, summary_of(recipe, run))
 
 
 def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
-    """What the stage reports, as plain data; the key ``metrics`` holds evaluation figures where it has some."""
+    """What the stage reports, as plain data: evaluation figures under ``metrics`` and ``unseen``, others by name."""
     match stage:
-        case Baseline() | Evaluate():
+        case Baseline():
+            return dict(msgspec.to_builtins(evaluate_stage(session.untouched(), stage)))
+        case Evaluate():
             return dict(msgspec.to_builtins(evaluate_stage(session, stage)))
         case ColdStart():
             metrics, report = cold_start_stage(session, stage)
-            return {"metrics": msgspec.to_builtins(metrics), "data": report_fields(report)}
+            return {"metrics": msgspec.to_builtins(metrics), **msgspec.to_builtins(report)}
         case Sft():
-            return {"training": sft_stage(session, stage)}
+            return dict(sft_stage(session, stage))
         case Grpo():
-            return {"training": grpo_stage(session, stage)}
+            return dict(grpo_stage(session, stage))
         case Mine():
-            return {"mining": mine_stage(session, stage)}
+            return mine_stage(session, stage)
 
 
 def summary_of(recipe: Recipe, run: Run) -> Summary:
@@ -70,9 +74,10 @@ def summary_of(recipe: Recipe, run: Run) -> Summary:
         result = run.finished(stage.title)
         if result is None:
             continue
-        raw = result.metrics.get("metrics")
-        metrics = msgspec.convert(raw, Metrics) if raw else None
+        metrics = _metrics(result, "metrics")
         stages.append(StageSummary(name=stage.title, seconds=result.seconds, metrics=metrics))
+        if (unseen := _metrics(result, "unseen")) is not None:
+            stages.append(StageSummary(name=stage.title + UNSEEN_SUFFIX, seconds=0.0, metrics=unseen))
         if isinstance(stage, Baseline) and before is None:
             before = metrics
         if isinstance(stage, Evaluate):
@@ -80,12 +85,20 @@ def summary_of(recipe: Recipe, run: Run) -> Summary:
     return Summary(before=before, after=after, stages=tuple(stages))
 
 
-def export_policy(run_folder: Path, target: Path, *, merge: bool) -> None:
-    """Writes a run's policy to `target`: merged into a plain transformers folder, or as the PEFT adapter alone."""
-    import shutil
+def _metrics(result: StageResult, key: str) -> Metrics | None:
+    raw = result.metrics.get(key)
+    return msgspec.convert(raw, Metrics) if raw else None
 
+
+def export_policy(run_folder: Path, target: Path, *, merge: bool) -> None:
+    """Writes a run's policy to `target`: merged into a plain transformers folder, or as the PEFT adapter alone.
+
+    Raises `ConfigError` if the run has not trained anything yet.
+    """
     recipe = load_recipe(run_folder / RECIPE)
-    adapter = run_folder / "adapter"
+    adapter = run_folder / ADAPTER
+    if not adapter.is_dir():
+        raise ConfigError(f"{run_folder}: expected a trained policy in {ADAPTER}/, found none; run its training first")
     if not merge or recipe.model.adapter is None:
         shutil.copytree(adapter, target, dirs_exist_ok=True)
         return

@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 
 from deedrl.errors import StoreError
+from deedrl.evaluation.summary import UNSEEN_SUFFIX
 from deedrl.pipeline.run import EVENTS, METRICS, RECIPE, SUMMARY, finished_stages, read_events
 from deedrl.reports.progress import duration_text
 from deedrl.reports.tables import HEADLINES, ShownFigure, change_text, figure, read_summary
 from deedrl.types import Trajectory
 
-UNSEEN_SUFFIX = "_unseen"
-"""A stage summary called ``<stage>_unseen`` holds the same stage's figures on the split ``test_unseen``."""
 SOURCE_TITLES = {
     "policy": "sampled freely by the model",
     "guided": "sampled with guided decoding",

@@ -1,0 +1,323 @@
+"""A whole recipe on a tiny model: what it leaves behind, and that an interruption changes nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from deedrl.cli.main import main
+from deedrl.config import dump_yaml
+from deedrl.errors import ConfigError
+from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.recipe import load_recipe
+from deedrl.pipeline.run import Run
+from deedrl.pipeline.stages import export_policy, run_recipe
+from deedrl.policies.local.tiny import build_tiny_model
+from deedrl.reports.progress import make_progress
+from deedrl.store.jsonl import TrajectoryStore
+
+ENVIRONMENT = Path(__file__).with_name("letters.py")
+STAGES: list[dict[str, Any]] = [
+    {"stage": "baseline", "also_unseen": True},
+    {"stage": "cold_start", "tasks": 6, "samples_per_task": 2, "guided_share": 0.5, "demonstrations": 16},
+    {"stage": "sft", "steps": 60, "batch_size": 8, "learning_rate": 2e-2},
+    {
+        "stage": "grpo",
+        "steps": 4,
+        "tasks_per_step": 2,
+        "group_size": 3,
+        "validate_every": 2,
+        "validation_tasks": 2,
+        "learning_rate": 1e-3,
+    },
+    {"stage": "mine", "tasks": 8, "attempts": 4, "steps": 1, "band": [0.0, 1.0]},
+    {"stage": "evaluate", "also_unseen": True},
+]
+
+
+class Interruption(Exception):
+    pass
+
+
+class Interrupting:
+    """Quiet progress that raises when step `at` of stage `stage` is done."""
+
+    def __init__(self, stage: str, at: int) -> None:
+        self._quiet = make_progress("quiet")
+        self._stage, self._left = stage, at
+
+    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Any:
+        return self if title == self._stage else self._quiet.bar(title, total, unit, done)
+
+    def __enter__(self) -> Interrupting:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def advance(self, count: int = 1, **figures: object) -> None:
+        self._left -= count
+        if self._left == 0:
+            raise Interruption
+
+    def say(self, text: str) -> None:
+        self._quiet.say(text)
+
+    def warn(self, text: str) -> None:
+        self._quiet.warn(text)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    texts = ["Call choose with the letter.", "Answer every turn with one JSON object and nothing else:"]
+    texts += ['{"reasoning":"I choose.","tool_name":"choose","parameters":{"letter":"A"}}'] * 20
+    data = {
+        "name": "letters",
+        "seed": 5,
+        "model": {"path": str(build_tiny_model(folder / "model", texts)), "dtype": "fp32"},
+        "environment": f"{ENVIRONMENT}:Letters",
+        "tasks": {"train": 16, "validation": 4, "test": 4, "test_unseen": 3},
+        "sampling": {"max_tokens": 40},
+        "limits": {"max_steps": 2},
+        "checkpoints": {"every_steps": 1},
+        "stages": STAGES,
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(dump_yaml(data))
+    return path
+
+
+def deedrl(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert not end.value.code
+
+
+@pytest.fixture(scope="module")
+def finished(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run; tests only read it."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    deedrl("run", recipe_file, "--out", folder, "--quiet")
+    return folder
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def event(folder: Path, kind: str, stage: str) -> dict[str, Any]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    [found] = [e for e in events if e["event"] == kind and e.get("stage") == stage]
+    return dict(found["metrics"])
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    """The same policy after each training stage, and the same figures."""
+    for stage in ("sft", "grpo", "mine"):
+        first, second = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in (one, other))
+        assert first is not None
+        assert second is not None
+        assert first.step == second.step
+        for name, value in first.tensors.items():
+            torch.testing.assert_close(second.tensors[name], value, rtol=0, atol=1e-5, msg=f"{stage}: {name}")
+    adapters = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (one, other)]
+    assert adapters[0].keys() == adapters[1].keys()
+    for name, value in adapters[0].items():
+        torch.testing.assert_close(adapters[1][name], value, rtol=0, atol=1e-5)
+    assert summary_of(one)["after"]["completion_rate"] == summary_of(other)["after"]["completion_rate"]
+
+
+# ---------------------------------------------------------------- what a run leaves behind
+
+
+def test_the_summary_keeps_its_public_contract(finished: Path) -> None:
+    summary = summary_of(finished)
+    names = [stage["name"] for stage in summary["stages"]]
+    assert names == ["baseline", "baseline_unseen", "cold_start", "sft", "grpo", "mine", "evaluate", "evaluate_unseen"]
+    unseen = summary["stages"][-1]["metrics"]
+    for metrics, episodes in ((summary["before"], 4), (summary["after"], 4), (unseen, 3)):
+        for name in ("completion_rate", "mean_steps", "tool_call_accuracy", "format_compliance"):
+            assert {"value", "numerator", "denominator", "low", "high"} <= set(metrics[name])
+        assert (metrics["episodes"], metrics["unscored"], metrics["errored"]) == (episodes, 0, 0)
+    assert summary["before"]["splits"] == summary["after"]["splits"]
+    assert all(stage["seconds"] >= 0 for stage in summary["stages"])
+
+
+def test_training_changes_what_the_model_does(finished: Path) -> None:
+    summary = summary_of(finished)
+    assert summary["before"]["format_compliance"]["value"] == 0
+    assert summary["after"]["format_compliance"]["value"] > 0.5
+    assert event(finished, "stage_finished", "grpo")["action_tokens"] > 0
+    assert event(finished, "stage_finished", "mine")["hard_tasks"] > 0
+
+
+def test_the_cold_start_says_where_its_data_came_from(finished: Path) -> None:
+    found = event(finished, "stage_finished", "cold_start")
+    assert set(found["sources"]) == {"policy", "guided", "demonstration"}
+    # 10 tasks are left for demonstrations, so some of the 16 are of the same task; each is one trajectory.
+    assert found["sources"]["demonstration"] == 16
+    positives = list(TrajectoryStore(finished / "trajectories" / "cold-start-positives.jsonl"))
+    assert len(positives) == sum(found["sources"].values())
+    negatives = list(TrajectoryStore(finished / "trajectories" / "cold-start-negatives.jsonl"))
+    assert negatives
+    assert len(negatives) == found["negatives"] == sum(t.solved is False for t in negatives)
+
+
+def test_evaluations_are_stored_under_their_stage_and_pair_up(finished: Path) -> None:
+    before, after = (TrajectoryStore(finished / "trajectories" / f"{n}.jsonl") for n in ("baseline", "evaluate"))
+    assert before.episode_ids() == after.episode_ids()
+    assert {t.split for t in before} == {"test"}
+    assert {t.split for t in TrajectoryStore(finished / "trajectories" / "evaluate_unseen.jsonl")} == {"test_unseen"}
+    versions = [{step.completion.policy_version for t in store for step in t.steps} for store in (before, after)]
+    assert versions[0] == {"base"}
+    assert versions[1] != {"base"}
+
+
+def test_the_report_is_written(finished: Path) -> None:
+    page = (finished / "report.html").read_text()
+    assert "letters" in page
+    assert "demonstrated by the environment" in page
+
+
+def test_finished_stages_are_skipped(finished: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "events.jsonl").read_text().count("stage_started")
+    deedrl("run", recipe_file, "--out", finished, "--plain")
+    assert (finished / "events.jsonl").read_text().count("stage_started") == before
+    assert capsys.readouterr().out.count("finished before, skipped") == len(STAGES)
+
+
+# ---------------------------------------------------------------- export
+
+
+def model_logits(model: Any, ids: tuple[int, ...] = (5, 60, 7, 99)) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids])).logits
+
+
+def test_the_adapter_loads_with_plain_peft_and_equals_the_merged_export(finished: Path, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    deedrl("export", finished, "--to", tmp_path / "adapter", "--adapter-only")
+    deedrl("export", finished, "--to", tmp_path / "merged")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(model_logits(merged), model_logits(adapted), rtol=0, atol=1e-4)
+    with adapted.disable_adapter():
+        assert not torch.allclose(model_logits(adapted), model_logits(merged), atol=1e-2)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+
+
+def test_a_run_without_training_has_nothing_to_export(recipe_file: Path, tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", load_recipe(recipe_file, [])):
+        pass
+    with pytest.raises(ConfigError, match="run its training first"):
+        export_policy(tmp_path / "run", tmp_path / "out", merge=True)
+
+
+# ---------------------------------------------------------------- interruptions
+
+
+@pytest.mark.parametrize(("stage", "at"), [("grpo", 3)])
+def test_E08_a_run_that_fails_inside_a_stage_resumes_to_the_same_parameters(
+    stage: str, at: int, finished: Path, recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(recipe_file, [])
+    with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
+        run_recipe(recipe, run, Interrupting(stage, at))
+    saved = CheckpointFolder(tmp_path / "run" / "checkpoints" / stage).latest()
+    assert saved is not None
+    assert saved.step == at
+    with Run.open(tmp_path / "run", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"))
+    assert_same_result(finished, tmp_path / "run")
+
+
+def test_E08_kill_9_and_the_same_command_again(finished: Path, recipe_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", "from deedrl.cli.main import main; main()"]
+    command += ["run", str(recipe_file), "--out", str(folder), "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # In the middle of sampling the second step's groups.
+    wait_until(lambda: line_count(folder / "trajectories" / "grpo.jsonl") > 8, process)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=10) == -signal.SIGKILL
+    reported = (folder / "events.jsonl").read_bytes()
+    assert not (folder / "report.html").exists()
+    deedrl("run", recipe_file, "--out", folder, "--quiet")
+    assert (folder / "events.jsonl").read_bytes().startswith(reported)
+    assert_same_result(finished, folder)
+
+
+def line_count(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 120.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"the run ended early: {process.communicate()[1].decode()[-2000:]}")
+        assert time.monotonic() < end, "the run does not get there"
+        time.sleep(0.002)
+
+
+# ---------------------------------------------------------------- the session
+
+
+def test_all_weights_are_trained_in_float32(recipe_file: Path, tmp_path: Path) -> None:
+    overrides = ["model.adapter=null", "model.dtype=auto", "stages.sft.steps=1", "stages.cold_start.tasks=0"]
+    recipe = load_recipe(recipe_file, overrides)
+    with Run.open(tmp_path / "run", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"), only=["cold_start", "sft"])
+    weights = load_file(tmp_path / "run" / "adapter" / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    export_policy(tmp_path / "run", tmp_path / "out", merge=True)
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
+
+
+def test_the_baseline_is_of_the_untouched_model_even_when_it_runs_last(
+    finished: Path, recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(recipe_file, [])
+    with Run.open(tmp_path / "run", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"), only=["cold_start", "sft"])
+    with Run.open(tmp_path / "run", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"), only=["baseline"])
+    assert summary_of(tmp_path / "run")["before"] == summary_of(finished)["before"]
+
+
+def test_the_recipes_own_prompt_is_played_and_taught(recipe_file: Path, tmp_path: Path) -> None:
+    from deedrl.pipeline.context import StageContext
+    from deedrl.pipeline.session import Session
+    from deedrl.tracking.tracker import Tracker
+
+    recipe = load_recipe(recipe_file, ["prompt.detail=detailed", "prompt.system=Be brief."])
+    with Run.open(tmp_path / "run", recipe) as run:
+        session = Session(StageContext(recipe=recipe, run=run, tracker=Tracker([]), progress=make_progress("quiet")))
+        task = session.tasks("train")[0]
+        spec = session.spec(task, "e", stage="s", sampling=session.sampling())
+    assert (spec.prompt.detailed, spec.prompt.instructions) == (True, "Be brief.")
