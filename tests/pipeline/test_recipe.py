@@ -93,7 +93,7 @@ def test_C02_group_of_one_is_refused() -> None:
         ("stages.evaluate.also_unseen=yes", "expected bool, got 'yes'"),
         ("sampling.temperature=0", "greedy siblings are equal"),
         ("sampling.max_tokens=5000", "expected less than limits.max_tokens_per_episode"),
-        ("limits.loop_warn=9", "expected at most loop_end"),
+        ("limits.loop_warn=9", "expected less than loop_end"),
         ("stages=[]", "expected at least one stage"),
         ("tracking=[wandbb]", "did you mean 'wandb'"),
         ("tasks.files.trian=x", "did you mean 'train'"),

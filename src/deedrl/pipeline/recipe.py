@@ -205,9 +205,9 @@ class Recipe(Settings, frozen=True, kw_only=True):
             self._validate_against_tasks(stage)
         limits = self.limits
         require(
-            limits.loop_warn <= limits.loop_end,
+            limits.loop_warn < limits.loop_end,
             "limits.loop_warn",
-            f"expected at most loop_end ({limits.loop_end}), got {limits.loop_warn}",
+            f"expected less than loop_end ({limits.loop_end}), got {limits.loop_warn}",
         )
         require(
             self.sampling.max_tokens < limits.max_tokens_per_episode,

@@ -228,7 +228,7 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
 
     def validate(self, path: str) -> None:
         low, high = self.band
-        require(low <= high, f"{path}.band", f"expected [low, high] with low <= high, got [{low:g}, {high:g}]")
+        require(low < high, f"{path}.band", f"expected [low, high] with low < high, got [{low:g}, {high:g}]")
 
 
 AnyStage = Baseline | Evaluate | ColdStart | Sft | Grpo | Mine
