@@ -34,6 +34,6 @@ class TeaHouse(Environment):
     @classmethod
     def generate_tasks(cls, split: Split, count: int, seed: int) -> list[Task]:
         draw, rows = stream(seed, split), list(get_args(Split))  # each split has a row of tables to itself
-        tables = [10 * draw.randrange(1, 100) + rows.index(split) for _ in range(count)]
+        tables = [4 * n + rows.index(split) for n in draw.sample(range(1, 10 * count + 1), count)]
         wishes = [{"table": n, "tea": draw.choice(get_args(Tea)), "degrees": draw.randrange(70, 100)} for n in tables]
         return [Task.create(f"Tea for table {w['table']}.", initial_state=w, goal_state=w, split=split) for w in wishes]

@@ -34,7 +34,8 @@ class Learner:
                 f"expected trainable parameters in float32, got {', '.join(low)}, in which small updates round to "
                 "nothing; set model.dtype to fp32, or train an adapter"
             )
-        self._accelerator = Accelerator()
+        # Engine and batches live on the CPU in this version; accelerate would move the model to a visible GPU.
+        self._accelerator = Accelerator(cpu=True)
         optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
         module = LogprobModel(loaded.model, temperature=temperature)
         self.logprobs, self._optimizer = self._accelerator.prepare(module, optimizer)

@@ -19,6 +19,11 @@ from deedrl.policies.local.attention import context_limit, install
 from deedrl.policies.local.kv_store import DecodeLayout, KVStore, PrefillLayout, PrefixLayout
 from deedrl.policies.local.sampling import sample_tokens
 
+WAITING_SHARE = 0.25
+"""Turns are admitted once they are this share of the running ones…"""
+MAX_STEPS_WAITING = 12
+"""… or after this many decode steps."""
+
 
 class Guide(Protocol):
     """Restricts the next token of one turn (constrained decoding)."""
@@ -76,6 +81,7 @@ class Engine:
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._waiting: list[Turn] = []
+        self._steps_since_prefill = 0
         self.reset()
 
     # ------------------------------------------------------------ public
@@ -127,10 +133,23 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Turn]:
         """Advances all running turns by one token, or admits waiting ones; returns the turns that ended."""
-        admitted = self._admit()
-        return self._prefill(admitted) if admitted else self._decode()
+        admitted = self._admit() if self._admission_is_due() else []
+        if admitted:
+            self._steps_since_prefill = 0
+            return self._prefill(admitted)
+        self._steps_since_prefill += 1
+        return self._decode()
 
     # ------------------------------------------------------------ admission and prefill
+
+    def _admission_is_due(self) -> bool:
+        """Whether enough turns wait to be worth a pass of their own: a prefill costs about as much for one as for ten.
+
+        A turn never waits longer than `MAX_STEPS_WAITING` tokens of the others.
+        """
+        running = sum(row.turn is not None for row in self._rows)
+        enough = WAITING_SHARE * running <= len(self._waiting)
+        return bool(self._waiting) and (enough or self._steps_since_prefill >= MAX_STEPS_WAITING)
 
     def _admit(self) -> list[int]:
         """Gives waiting turns a row each, as many as one prefill may hold; returns the rows."""

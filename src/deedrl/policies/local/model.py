@@ -41,7 +41,6 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the processor multiplies it natively). Raises ModelError when the
     model is missing or its chat template cannot carry training; `chat_template` is ``chatml`` or a Jinja file.
     """
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = str(embedded_model_folder()) if path == EMBEDDED else path
@@ -60,8 +59,6 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    if torch.cuda.is_available():
-        model.to("cuda")
     return LoadedModel(model=model, tokenizer=tokenizer, renderer=renderer, source=path)
 
 
@@ -79,8 +76,7 @@ def torch_dtype(name: str) -> Any:
     import torch
 
     if name == "auto":
-        fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
 
 
