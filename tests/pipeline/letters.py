@@ -11,8 +11,6 @@ from deedrl.rewards.rubric import WeightedTerm, ungated
 from deedrl.rewards.terms.outcome import Outcome
 from deedrl.types import Split
 
-WORDS: dict[Split, str] = {"train": "take", "validation": "pick", "test": "choose", "test_unseen": "want"}
-
 
 class Chatter:
     """Share of the letter "e" in what was said."""
@@ -46,11 +44,15 @@ class Letters(Environment):
 
     @classmethod
     def generate_tasks(cls, split: Split, count: int, seed: int) -> list[Task]:
-        rng = random.Random(seed)
-        letters = [rng.choice("AB") for _ in range(count)]
+        letters = random.Random(seed).choices("AB", k=count)
         return [
             Task.create(
-                f"I {WORDS[split]} {letter} ({number}).", goal_state={"letter": letter}, split=split, shortest_steps=1
+                f"Take {letter}.",
+                # Never shown: it tells tasks of equal prompts apart.
+                initial_state={"split": split, "number": number},
+                goal_state={"letter": letter},
+                split=split,
+                shortest_steps=1,
             )
             for number, letter in enumerate(letters)
         ]

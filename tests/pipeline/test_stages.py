@@ -24,6 +24,7 @@ from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.stages import export_policy, run_recipe
 from deedrl.policies.local.tiny import build_tiny_model
+from deedrl.reports.data import report_data
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 
@@ -31,7 +32,7 @@ ENVIRONMENT = Path(__file__).with_name("letters.py")
 STAGES: list[dict[str, Any]] = [
     {"stage": "baseline", "also_unseen": True},
     {"stage": "cold_start", "tasks": 6, "samples_per_task": 2, "guided_share": 0.5, "demonstrations": 16},
-    {"stage": "sft", "steps": 60, "batch_size": 8, "learning_rate": 2e-2},
+    {"stage": "sft", "steps": 24, "batch_size": 8, "learning_rate": 1e-2},
     {
         "stage": "grpo",
         "steps": 4,
@@ -94,10 +95,10 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = {
         "name": "letters",
         "seed": 5,
-        "model": {"path": str(build_tiny_model(folder / "model", texts)), "dtype": "fp32"},
+        "model": {"path": str(build_tiny_model(folder / "model", texts, initializer_range=0.3)), "dtype": "fp32"},
         "environment": f"{ENVIRONMENT}:Letters",
         "tasks": {"train": 16, "validation": 4, "test": 4, "test_unseen": 3},
-        "sampling": {"max_tokens": 40},
+        "sampling": {"max_tokens": 32},
         "limits": {"max_steps": 2},
         "checkpoints": {"every_steps": 1},
         "stages": STAGES,
@@ -131,7 +132,7 @@ def event(folder: Path, kind: str, stage: str) -> dict[str, Any]:
     return dict(found["metrics"])
 
 
-def assert_same_result(one: Path, other: Path) -> None:
+def assert_same_result(one: Path, other: Path, tolerance: float) -> None:
     """The same policy after each training stage, and the same figures."""
     for stage in ("sft", "grpo", "mine"):
         first, second = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in (one, other))
@@ -139,11 +140,11 @@ def assert_same_result(one: Path, other: Path) -> None:
         assert second is not None
         assert first.step == second.step
         for name, value in first.tensors.items():
-            torch.testing.assert_close(second.tensors[name], value, rtol=0, atol=1e-5, msg=f"{stage}: {name}")
+            torch.testing.assert_close(second.tensors[name], value, rtol=0, atol=tolerance, msg=f"{stage}: {name}")
     adapters = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (one, other)]
     assert adapters[0].keys() == adapters[1].keys()
     for name, value in adapters[0].items():
-        torch.testing.assert_close(adapters[1][name], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(adapters[1][name], value, rtol=0, atol=tolerance)
     assert summary_of(one)["after"]["completion_rate"] == summary_of(other)["after"]["completion_rate"]
 
 
@@ -193,17 +194,21 @@ def test_evaluations_are_stored_under_their_stage_and_pair_up(finished: Path) ->
     assert versions[1] != {"base"}
 
 
-def test_the_report_is_written(finished: Path) -> None:
-    page = (finished / "report.html").read_text()
-    assert "letters" in page
-    assert "demonstrated by the environment" in page
+def test_the_report_finds_all_its_parts(finished: Path) -> None:
+    data = report_data(finished)
+    assert [row.title for row in data.headline] == [row.title for row in data.unseen]
+    assert {source.name: source.count for source in data.sources}["demonstration"] == 16
+    assert data.example is not None
+    assert (data.example.before.provenance.stage, data.example.after.provenance.stage) == ("baseline", "evaluate")
+    assert dict(next(row.figures for row in data.stages if row.name == "mine"))["hard tasks"] != "0"
+    assert "demonstrated by the environment" in (finished / "report.html").read_text()
 
 
 def test_finished_stages_are_skipped(finished: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "events.jsonl").read_text().count("stage_started")
     deedrl("run", recipe_file, "--out", finished, "--plain")
     assert (finished / "events.jsonl").read_text().count("stage_started") == before
-    assert capsys.readouterr().out.count("finished before, skipped") == len(STAGES)
+    assert capsys.readouterr().err.count("finished before, skipped") == len(STAGES)
 
 
 # ---------------------------------------------------------------- export
@@ -238,19 +243,18 @@ def test_a_run_without_training_has_nothing_to_export(recipe_file: Path, tmp_pat
 # ---------------------------------------------------------------- interruptions
 
 
-@pytest.mark.parametrize(("stage", "at"), [("grpo", 3)])
-def test_E08_a_run_that_fails_inside_a_stage_resumes_to_the_same_parameters(
-    stage: str, at: int, finished: Path, recipe_file: Path, tmp_path: Path
+def test_E08_a_run_that_fails_inside_grpo_resumes_to_the_same_parameters(
+    finished: Path, recipe_file: Path, tmp_path: Path
 ) -> None:
     recipe = load_recipe(recipe_file, [])
     with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
-        run_recipe(recipe, run, Interrupting(stage, at))
-    saved = CheckpointFolder(tmp_path / "run" / "checkpoints" / stage).latest()
+        run_recipe(recipe, run, Interrupting("grpo", at=3))
+    saved = CheckpointFolder(tmp_path / "run" / "checkpoints" / "grpo").latest()
     assert saved is not None
-    assert saved.step == at
+    assert saved.step == 3
     with Run.open(tmp_path / "run", recipe) as run:
         run_recipe(recipe, run, make_progress("quiet"))
-    assert_same_result(finished, tmp_path / "run")
+    assert_same_result(finished, tmp_path / "run", tolerance=0.0)
 
 
 def test_E08_kill_9_and_the_same_command_again(finished: Path, recipe_file: Path, tmp_path: Path) -> None:
@@ -267,7 +271,8 @@ def test_E08_kill_9_and_the_same_command_again(finished: Path, recipe_file: Path
     assert not (folder / "report.html").exists()
     deedrl("run", recipe_file, "--out", folder, "--quiet")
     assert (folder / "events.jsonl").read_bytes().startswith(reported)
-    assert_same_result(finished, folder)
+    # The episodes that were missing ran in smaller batches, so sums differ in their last bits.
+    assert_same_result(finished, folder, tolerance=1e-5)
 
 
 def line_count(path: Path) -> int:
