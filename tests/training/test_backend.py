@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deedrl.policies.local.model import add_adapter
+from deedrl.policies.local.model import add_adapter, load_model
 from deedrl.training import backend
 from deedrl.training.backend import LogprobModel, frozen_at
+from deedrl.training.chosen_logprob import chosen_logprobs
 from deedrl.training.losses import sample_weights, sft_loss
 from deedrl.training.packing import pack
 from deedrl.training.weighting import weighted
@@ -55,6 +56,70 @@ def test_rows_without_anything_in_common_give_the_same_as_plain_rows(kit):
     found = kit.gradient(loaded.model, LogprobModel(loaded.model)(batch)[0].sum())
     expected = kit.gradient(plain, sum(plain_logprobs(plain, sample).sum() for sample in samples))
     assert relative(found, expected) < 1e-5
+
+
+def siblings(kit):
+    """Two tasks with three siblings each and one sample alone, under one system prompt."""
+    head = kit.ids(1, 7)
+    prompts = [[*head, *kit.ids(2, 5)], [*head, *kit.ids(3, 8)], [*head, *kit.ids(4, 4)]]
+    return [
+        kit.sample(f"e{i}", prompts[i // 3], kit.ids(40 + i, 2 + i), kit.ids(50 + i, 3), kit.ids(60 + i, 4))
+        for i in range(7)
+    ]
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1_000_000, 60, 40])
+def test_gradient_through_prompts_of_siblings_and_one_prefix_of_all_batches_equals_plain_rows(kit, micro_batch_tokens):
+    samples, plain, loaded = siblings(kit), kit.plain(), kit.load()
+    batches = pack(samples, micro_batch_tokens=micro_batch_tokens)
+    assert any(batch.prompt_ids.shape[1] for batch in batches)
+    module = LogprobModel(loaded.model)
+    prefix = module.shared_prefix(batches[0].prefix_ids)
+    for batch in batches:
+        module(batch, prefix)[0].sum().backward()
+    prefix.backward()
+    found = torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
+    expected = kit.gradient(plain, sum(plain_logprobs(plain, sample).sum() for sample in samples))
+    assert relative(found, expected) < 1e-5
+
+
+def test_the_prefix_of_another_update_is_refused(kit):
+    first, second = kit.one_batch(kit.family()), kit.one_batch(kit.family())
+    module = LogprobModel(kit.load().model)
+    with pytest.raises(ValueError, match="shared prefix"):
+        module(second, module.shared_prefix(first.prefix_ids))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_logprobs_under_a_frozen_head_and_their_gradient_equal_autograd(temperature):
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(7, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator) * 3
+    targets = torch.tensor([0, 49, 3, 3, 17, 8, 25])
+    upstream = torch.randn(7, generator=generator)
+    found = chosen_logprobs(hidden, weight, targets, temperature)
+    [gradient] = torch.autograd.grad(found, hidden, upstream)
+    expected = (hidden @ weight.T / temperature).log_softmax(-1)[torch.arange(7), targets]
+    [slow] = torch.autograd.grad(expected, hidden, upstream)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert relative(gradient, slow) < 1e-5
+
+
+def test_an_adapter_on_a_bf16_model_computes_in_bf16_and_keeps_float32_gradients(kit):
+    batch = kit.one_batch(siblings(kit))
+
+    def gradient(dtype):
+        base = load_model(str(kit.folder), dtype=dtype)
+        loaded = add_adapter(base, rank=4, alpha=8.0, dropout=0.0, target="all-linear", seed=1)
+        for name, parameter in loaded.model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.05, generator=torch.Generator().manual_seed(len(name)))
+        parameters = [p for p in loaded.model.parameters() if p.requires_grad]
+        LogprobModel(loaded.model)(batch)[0].sum().backward()
+        assert {p.grad.dtype for p in parameters} == {torch.float32}
+        return torch.cat([p.grad.flatten() for p in parameters])
+
+    assert relative(gradient("bf16"), gradient("fp32")) < 0.05
 
 
 def test_B12_gradient_reaches_the_prediction_of_both_response_tokens(kit):

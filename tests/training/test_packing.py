@@ -14,10 +14,11 @@ def unpacked(batches):
     """(sequence, position of the predicted token, token) of every action token, as plain values."""
     found = []
     for batch in batches:
-        prefix = batch.prefix_ids.tolist()
         for row, column, target in zip(batch.rows, batch.columns, batch.targets, strict=True):
-            sequence = (*prefix, *batch.ids[row, : batch.lengths[row]].tolist())
-            found.append((sequence, len(prefix) + int(column) + 1, int(target)))
+            prompt = batch.prompt_of[row]
+            before = [*batch.prefix_ids.tolist(), *batch.prompt_ids[prompt, : batch.prompt_lengths[prompt]].tolist()]
+            sequence = (*before, *batch.ids[row, : batch.lengths[row]].tolist())
+            found.append((sequence, len(before) + int(column) + 1, int(target)))
     return sorted(found)
 
 
@@ -36,7 +37,7 @@ def test_every_action_token_is_predicted_once_whatever_the_cut(kit, rows, micro_
     batches = pack(samples, micro_batch_tokens=micro_batch_tokens)
     assert unpacked(batches) == expected(samples)
     for batch in batches:
-        assert batch.ids.numel() <= micro_batch_tokens or len(batch.ids) == 1
+        assert batch.ids.numel() + batch.prompt_ids.numel() <= micro_batch_tokens or len(batch.ids) == 1
 
 
 def test_B12_first_response_token_is_predicted_from_the_last_prompt_token(kit):
@@ -90,3 +91,23 @@ def test_weights_stay_with_their_rows_after_sorting_by_length(kit):
 def test_action_at_the_very_start_has_nothing_that_predicts_it_and_is_an_error(kit):
     with pytest.raises(ValueError, match="sample e begins with an action"):
         pack([kit.sample("e", [], [3, 4])], micro_batch_tokens=99)
+
+
+def test_siblings_share_one_prompt_and_rows_without_siblings_hold_theirs(kit):
+    head, first, second, lone = kit.ids(1, 5), kit.ids(2, 4), kit.ids(3, 6), kit.ids(4, 3)
+    samples = [kit.sample(f"a{i}", [*head, *first], kit.ids(10 + i, 3)) for i in range(3)]
+    samples += [kit.sample(f"b{i}", [*head, *second], kit.ids(20 + i, 4)) for i in range(2)]
+    samples += [kit.sample("c", [*head, *lone], kit.ids(30, 2))]
+    batch = kit.one_batch(samples)
+    prompts = [tuple(row[:n].tolist()) for row, n in zip(batch.prompt_ids, batch.prompt_lengths, strict=True)]
+    assert sorted(prompts) == sorted([tuple(first[:-1]), tuple(second[:-1]), ()])
+    assert batch.tokens == 5 + 3 + 5 + 3 * (1 + 3) + 2 * (1 + 4) + (3 + 2)
+
+
+def test_siblings_are_cut_into_batches_that_keep_to_the_limit(kit):
+    samples = [kit.sample(f"a{i}", [1, 2, 3, 4, 5, 6], [7 + i, 8, 9]) for i in range(6)]
+    samples.append(kit.sample("b", [9, 9], [3]))
+    batches = pack(samples, micro_batch_tokens=14)
+    assert len(batches) > 2
+    assert unpacked(batches) == expected(samples)
+    assert len({id(batch.prefix_ids) for batch in batches}) == 1

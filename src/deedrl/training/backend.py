@@ -1,45 +1,47 @@
-"""Log-probabilities of action tokens, with the shared prefix computed once and logits formed only where they count."""
+"""Log-probabilities of action tokens: what rows have in common computed once, logits formed only where they count."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deedrl.policies.local.attention import attend_many, causal_own_mask, install
+from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask, install
 from deedrl.policies.local.engine import decoder_of
+from deedrl.training.chosen_logprob import chosen_logprobs
 from deedrl.training.packing import Batch
 
 LOGITS_CHUNK = 512
 """Action tokens whose logits exist at one time."""
 
-
-class _PrefixLayout:
-    """Keeps the prefix's keys and values with their graph, so that every row's gradient flows into them."""
-
-    def __init__(self, tokens: int) -> None:
-        self.prefix: dict[int, tuple[Tensor, Tensor]] = {}
-        self._mask = causal_own_mask(torch.zeros(1, dtype=torch.long), tokens, tokens)
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        self.prefix[layer] = (key, value)
-        return attend_many(query, key, value, None, self._mask, scaling)
+KeysValues = list[tuple[Tensor, Tensor]]
+"""Per layer, keys and values [rows, K, tokens, D]."""
 
 
-class _RowsLayout:
-    """Rows attend to the prefix and causally to themselves; right padding is never seen by a real token."""
+class SharedPrefix:
+    """Keys and values of the tokens that every row of an update begins with, computed once for all micro-batches.
 
-    def __init__(self, prefix: dict[int, tuple[Tensor, Tensor]], prefix_length: int, rows: int, tokens: int) -> None:
-        self._prefix = prefix
-        own = causal_own_mask(torch.zeros(1, dtype=torch.long), tokens, tokens)
-        self._mask = torch.cat([own.new_ones(1, 1, tokens, prefix_length), own], dim=-1)
+    Micro-batches add their gradients up at these keys and values; `backward` then takes the sum through the prefix,
+    which gives the same gradient as computing the prefix again in every micro-batch.
+    """
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        return attend_many(query, key, value, self._prefix.get(layer), self._mask, scaling)
+    def __init__(self, ids: Tensor, computed: KeysValues) -> None:
+        self.ids = ids
+        self._computed = [tensor for layer in computed for tensor in layer]
+        self._tracked = any(tensor.requires_grad for tensor in self._computed)
+        leaves = [tensor.detach().requires_grad_(self._tracked) for tensor in self._computed]
+        self.layers: KeysValues = list(zip(leaves[::2], leaves[1::2], strict=True))
+        self._leaves = leaves
+
+    def backward(self) -> None:
+        """Carries the micro-batches' gradients into the parameters; once, after the last of them."""
+        pairs = [(c, leaf.grad) for c, leaf in zip(self._computed, self._leaves, strict=True) if leaf.grad is not None]
+        if pairs:
+            torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
 class LogprobModel(nn.Module):
@@ -50,41 +52,131 @@ class LogprobModel(nn.Module):
         self.model = model
         self._temperature = temperature
 
-    def forward(self, batch: Batch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [N] float32 under softmax(logits / temperature), and the entropies [N] (no gradient)."""
-        install(self.model)
-        hidden = self._hidden(batch)[batch.rows, batch.columns]
-        head = self.model.get_output_embeddings()
-        logprobs, entropies = [], []
-        for start in range(0, len(hidden), LOGITS_CHUNK):
-            part, targets = hidden[start : start + LOGITS_CHUNK], batch.targets[start : start + LOGITS_CHUNK]
-            if torch.is_grad_enabled():
-                values = checkpoint(_chunk_logprobs, head, part, targets, self._temperature, use_reentrant=False)
+    def forward(
+        self, batch: Batch, prefix: SharedPrefix | None = None, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [N] float32 under softmax(logits / temperature), and the entropies [N] (no gradient).
+
+        `prefix` is `shared_prefix` of this very batch's prefix; None computes it here, as a part of the graph.
+        """
+        with _adapter_precision(self.model):
+            if prefix is None:
+                layers = self._keys_values(batch.prefix_ids[None], []) if batch.prefix_ids.numel() else []
+            elif prefix.ids is batch.prefix_ids:
+                layers = prefix.layers
             else:
-                values = _chunk_logprobs(head, part, targets, self._temperature)
-            logprobs.append(values)
-            if with_entropy:
-                entropies.append(_chunk_entropy(head, part, self._temperature))
+                raise ValueError("expected the shared prefix of the batch's own update, got that of another")
+            hidden = self._hidden(batch, layers)[batch.rows, batch.columns]
+            head = self.model.get_output_embeddings()
+            logprobs, entropies = [], []
+            for start in range(0, len(hidden), LOGITS_CHUNK):
+                part, targets = hidden[start : start + LOGITS_CHUNK], batch.targets[start : start + LOGITS_CHUNK]
+                logprobs.append(self._chunk_logprobs(head, part, targets))
+                if with_entropy:
+                    entropies.append(_chunk_entropy(head, part, self._temperature))
         return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
-    def _hidden(self, batch: Batch) -> Tensor:
-        body = decoder_of(self.model)
-        rows, tokens = batch.ids.shape
-        prefix_length = batch.prefix_ids.numel()
-        prefix: dict[int, tuple[Tensor, Tensor]] = {}
-        if prefix_length:
-            layout = _PrefixLayout(prefix_length)
-            positions = torch.arange(prefix_length)[None]
-            body(input_ids=batch.prefix_ids[None], position_ids=positions, use_cache=False, layout=layout)
-            prefix = layout.prefix
-        positions = (prefix_length + torch.arange(tokens))[None].expand(rows, -1)
-        own = _RowsLayout(prefix, prefix_length, rows, tokens)
-        output = body(input_ids=batch.ids, position_ids=positions, use_cache=False, layout=own)
-        hidden: Tensor = output.last_hidden_state
-        return hidden
+    def shared_prefix(self, ids: Tensor) -> SharedPrefix:
+        """The prefix `ids` [P] of an update's batches (`Batch.prefix_ids`), for `forward`."""
+        with _adapter_precision(self.model):
+            return SharedPrefix(ids, self._keys_values(ids[None], []) if ids.numel() else [])
+
+    def _hidden(self, batch: Batch, prefix: KeysValues) -> Tensor:
+        """Last hidden states [B, T, hidden] of the rows' own tokens."""
+        earlier = [_Earlier(prefix)] if prefix else []
+        starts = torch.tensor(batch.prefix_ids.numel()) + batch.prompt_lengths[batch.prompt_of]
+        if batch.prompt_ids.shape[1]:
+            prompts = self._keys_values(batch.prompt_ids, earlier)
+            earlier = [*earlier, _Earlier(prompts, batch.prompt_of, batch.prompt_lengths[batch.prompt_of])]
+        return self._run(batch.ids, starts, earlier)[0]
+
+    def _keys_values(self, ids: Tensor, earlier: Sequence[_Earlier]) -> KeysValues:
+        starts = torch.full((len(ids),), sum(segment.tokens for segment in earlier))
+        return self._run(ids, starts, earlier)[1]
+
+    def _run(self, ids: Tensor, starts: Tensor, earlier: Sequence[_Earlier]) -> tuple[Tensor, KeysValues]:
+        """One pass over ids [B, T] that begin at positions `starts` [B]: hidden states, and the new keys and values."""
+        install(self.model)
+        layout = _TreeLayout(earlier, *ids.shape, self.model)
+        positions = starts[:, None] + torch.arange(ids.shape[1])[None]
+        output = decoder_of(self.model)(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
+        return output.last_hidden_state, layout.kept
+
+    def _chunk_logprobs(self, head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+        if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
+            return chosen_logprobs(hidden, head.weight, targets, self._temperature)
+        if torch.is_grad_enabled():
+            values: Tensor = checkpoint(_plain_logprobs, head, hidden, targets, self._temperature, use_reentrant=False)
+            return values
+        return _plain_logprobs(head, hidden, targets, self._temperature)
 
 
-def _chunk_logprobs(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+# ---------------------------------------------------------------- who attends to whom
+
+
+class _Earlier:
+    """Keys and values that come before a pass's own tokens: one row for all, or row `rows` [B] for each."""
+
+    def __init__(self, layers: KeysValues, rows: Tensor | None = None, lengths: Tensor | None = None) -> None:
+        self._layers = layers
+        self._rows = rows
+        self._lengths = lengths
+        self.tokens = int(layers[0][0].shape[2])
+
+    def at(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        keys, values = self._layers[layer]
+        if self._rows is None:
+            return keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)
+        return keys[self._rows], values[self._rows]
+
+    def visible(self, rows: int, tokens: int) -> Tensor:
+        """Mask [B, 1, T, S]: everything but padding."""
+        if self._lengths is None:
+            return torch.ones(rows, 1, tokens, self.tokens, dtype=torch.bool)
+        real = torch.arange(self.tokens)[None] < self._lengths[:, None]
+        return real[:, None, None, :].expand(-1, 1, tokens, -1)
+
+
+class _TreeLayout:
+    """Rows attend to earlier segments and causally to themselves; right padding is never seen by a real token."""
+
+    def __init__(self, earlier: Sequence[_Earlier], rows: int, tokens: int, model: Any) -> None:
+        self.kept: KeysValues = []
+        self._earlier = earlier
+        # Rows differ only where prompts have padding: otherwise one mask serves them all.
+        masks = rows if any(segment.visible(1, 1).shape[0] > 1 for segment in earlier) else 1
+        own = causal_own_mask(torch.zeros(masks, dtype=torch.long), tokens, tokens)
+        mask = torch.cat([*(segment.visible(masks, tokens) for segment in earlier), own], dim=-1)
+        self._mask = folded_mask(mask, model)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        self.kept.append((key, value))
+        before = [segment.at(layer, len(query)) for segment in self._earlier]
+        keys = torch.cat([*(k for k, _ in before), key], dim=2) if before else key
+        values = torch.cat([*(v for _, v in before), value], dim=2) if before else value
+        return attend_many(query, keys, values, self._mask, scaling)
+
+
+# ---------------------------------------------------------------- precision and logits
+
+
+@contextmanager
+def _adapter_precision(model: Any) -> Iterator[None]:
+    """Products of a float32 adapter in the base model's own type, where that is smaller.
+
+    The adapter's parameters and gradients stay float32. Without this PEFT computes the adapter's part of every layer
+    in float32, and converts the layer's whole input for it.
+    """
+    with ExitStack() as stack:
+        if hasattr(model, "peft_config") and model.dtype in (torch.bfloat16, torch.float16):
+            from peft.helpers import disable_input_dtype_casting
+
+            stack.enter_context(disable_input_dtype_casting(model))
+            stack.enter_context(torch.autocast("cpu", dtype=model.dtype))
+        yield
+
+
+def _plain_logprobs(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
     logits = head(hidden).float() / temperature
     chosen: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
     return chosen

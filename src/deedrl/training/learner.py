@@ -37,8 +37,8 @@ class Learner:
         # Engine and batches live on the CPU in this version; accelerate would move the model to a visible GPU.
         self._accelerator = Accelerator(cpu=True)
         optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
-        module = LogprobModel(loaded.model, temperature=temperature)
-        self.logprobs, self._optimizer = self._accelerator.prepare(module, optimizer)
+        self._module = LogprobModel(loaded.model, temperature=temperature)
+        self._logprobs, self._optimizer = self._accelerator.prepare(self._module, optimizer)
         self.updates = 0
 
     def update(
@@ -50,7 +50,7 @@ class Learner:
         max_grad_norm: float,
         dropout: bool = False,
     ) -> UpdateStats:
-        """One optimiser step over all micro-batches; without action tokens nothing changes and `empty` is set.
+        """One optimiser step over the micro-batches of one `pack`; without action tokens nothing changes (`empty`).
 
         Gradients add up over micro-batches, so `loss` must already carry the normalisation of the whole update.
         `dropout` switches the model's dropout on; it makes no sense where importance ratios are taken.
@@ -60,11 +60,13 @@ class Learner:
         total = 0.0
         self._optimizer.zero_grad(set_to_none=True)
         with self._dropout() if dropout else nullcontext():
+            prefix = self._module.shared_prefix(batches[0].prefix_ids)
             for batch in batches:
-                logprobs, _ = self.logprobs(batch)
+                logprobs, _ = self._logprobs(batch, prefix)
                 value = loss(batch, logprobs)
                 self._accelerator.backward(value)
                 total += float(value.detach())
+            prefix.backward()
         norm = float(self._accelerator.clip_grad_norm_(list(self.parameters.values()), max_grad_norm))
         if not math.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
@@ -75,6 +77,12 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return UpdateStats(loss=total, grad_norm=norm, empty=False)
+
+    @torch.no_grad()
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
+        prefix = self._module.shared_prefix(batches[0].prefix_ids)
+        return [self._module(batch, prefix)[0] for batch in batches]
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Samples to micro-batches that share one prefix and waste little padding."""
+"""Samples to micro-batches in which what samples have in common is computed once, and little padding is wasted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from deedrl.training.samples import TrainingSample
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: a prefix common to all rows, and each row's own tokens, right-padded.
+    """One micro-batch, a tree of three levels: prefix → prompts of tasks → each row's own tokens.
 
-    prefix_ids [P]; ids [B, T]; lengths [B]. The N action tokens of all rows lie flat: `rows`, `columns` [N] point at
-    the position in `ids` whose hidden state predicts the token, `targets` [N] are the tokens; `logprobs`, `advantages`
-    [N] float32; `sample_index` [N] numbers the row each belongs to; `weights` [B].
+    prefix_ids [P], common to all samples of the update. prompt_ids [G, Q] right-padded with prompt_lengths [G]: what
+    siblings read before their first action, computed once for all of them; Q is 0 where no two rows are siblings.
+    ids [B, T] right-padded with lengths [B]: each row's own tokens, which follow prompt `prompt_of` [B].
+
+    The N action tokens of all rows lie flat: `rows`, `columns` [N] point at the position in `ids` whose hidden state
+    predicts the token, `targets` [N] are the tokens; `logprobs`, `advantages` [N] float32; `weights` [B].
     """
 
     prefix_ids: Tensor
+    prompt_ids: Tensor
+    prompt_lengths: Tensor
+    prompt_of: Tensor
     ids: Tensor
     lengths: Tensor
     rows: Tensor
@@ -32,26 +38,28 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Real tokens computed: prefix once, plus every row's own."""
-        return int(self.prefix_ids.numel() + self.lengths.sum())
+        """Real tokens computed: prefix and prompts once, plus every row's own."""
+        return int(self.prefix_ids.numel() + self.prompt_lengths.sum() + self.lengths.sum())
 
 
 def shared_prefix_length(samples: Sequence[TrainingSample]) -> int:
     """Tokens all samples begin with, ending at least one token before the first action of any of them."""
-    limit = min(sample.action_mask.index(True) - 1 for sample in samples)
+    limit = min(_context(sample) for sample in samples)
     first = samples[0].ids
-    for position in range(max(limit, 0)):
+    for position in range(limit):
         if any(sample.ids[position] != first[position] for sample in samples):
             return position
-    return max(limit, 0)
+    return limit
 
 
 def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[Batch]:
-    """Cuts samples into batches of at most `micro_batch_tokens` padded own tokens each, similar lengths together.
+    """Cuts samples into batches of at most `micro_batch_tokens` padded prompt and own tokens, similar lengths together.
 
-    Samples without action tokens contribute nothing and are left out. A single longer sample gets a batch of its own.
+    Samples with the same context before their first action stay together as far as the limit allows. Samples without
+    action tokens contribute nothing and are left out. A single longer sample gets a batch of its own. All batches hold
+    the same prefix tensor.
     """
-    useful = sorted((s for s in samples if any(s.action_mask)), key=lambda s: len(s.ids))
+    useful = [sample for sample in samples if any(sample.action_mask)]
     if not useful:
         return []
     for sample in useful:
@@ -60,39 +68,97 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
                 f"sample {sample.episode_id} begins with an action token, which nothing predicts; "
                 "expected a prompt of at least one token before it"
             )
-    prefix = shared_prefix_length(useful)
-    batches: list[list[TrainingSample]] = [[]]
-    for sample in useful:
-        own = len(sample.ids) - prefix
-        if batches[-1] and own * (len(batches[-1]) + 1) > micro_batch_tokens:
+    length = shared_prefix_length(useful)
+    prefix = torch.tensor(useful[0].ids[:length], dtype=torch.long)
+    batches: list[list[_Siblings]] = [[]]
+    for siblings in _sibling_groups(useful, length, micro_batch_tokens):
+        if batches[-1] and _padded_tokens([*batches[-1], siblings]) > micro_batch_tokens:
             batches.append([])
-        batches[-1].append(sample)
-    return [_batch(group, prefix) for group in batches]
+        batches[-1].append(siblings)
+    return [_batch(groups, prefix) for groups in batches]
 
 
-def _batch(samples: Sequence[TrainingSample], prefix: int) -> Batch:
-    lengths = [len(sample.ids) - prefix for sample in samples]
-    ids = torch.zeros(len(samples), max(lengths), dtype=torch.long)
-    rows, columns, targets, logprobs, advantages = [], [], [], [], []
-    for row, sample in enumerate(samples):
-        own = torch.tensor(sample.ids[prefix:])
-        ids[row, : len(own)] = own
-        mask = torch.tensor(sample.action_mask[prefix:])
-        at = mask.nonzero()[:, 0]
+@dataclass(frozen=True)
+class _Siblings:
+    """Rows with one prompt; `prompt` is empty for a row without siblings, which then holds it itself."""
+
+    prompt: tuple[int, ...]
+    samples: tuple[TrainingSample, ...]
+    start: int
+    """Where the rows' own tokens begin in their samples."""
+
+    @property
+    def longest(self) -> int:
+        return max(len(sample.ids) for sample in self.samples) - self.start
+
+
+def _context(sample: TrainingSample) -> int:
+    """Tokens before the one that predicts the first action."""
+    return max(sample.action_mask.index(True) - 1, 0)
+
+
+def _sibling_groups(samples: Sequence[TrainingSample], prefix: int, limit: int) -> list[_Siblings]:
+    """Rows by prompt, cut where one prompt has more rows than the limit holds, from short to long."""
+    by_prompt: dict[tuple[int, ...], list[TrainingSample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample.ids[prefix : _context(sample)], []).append(sample)
+    groups: list[_Siblings] = []
+    for prompt, members in by_prompt.items():
+        start = prefix + len(prompt)
+        piece: list[TrainingSample] = []
+        for sample in sorted(members, key=lambda s: len(s.ids)):
+            if piece and len(prompt) + (len(piece) + 1) * (len(sample.ids) - start) > limit:
+                groups.append(_siblings(prompt, piece, prefix))
+                piece = []
+            piece.append(sample)
+        groups.append(_siblings(prompt, piece, prefix))
+    return sorted(groups, key=lambda group: group.longest)
+
+
+def _siblings(prompt: tuple[int, ...], samples: Sequence[TrainingSample], prefix: int) -> _Siblings:
+    if len(samples) == 1 or not prompt:
+        return _Siblings(prompt=(), samples=tuple(samples), start=prefix)
+    return _Siblings(prompt=prompt, samples=tuple(samples), start=prefix + len(prompt))
+
+
+def _padded_tokens(groups: Sequence[_Siblings]) -> int:
+    rows = sum(len(group.samples) for group in groups)
+    prompts = len(groups) * max(len(group.prompt) for group in groups)
+    return prompts + rows * max(group.longest for group in groups)
+
+
+def _padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids [n, longest] right-padded with 0, and lengths [n]."""
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence)
+    return ids, lengths
+
+
+def _batch(groups: Sequence[_Siblings], prefix: Tensor) -> Batch:
+    members = [(index, group.start, sample) for index, group in enumerate(groups) for sample in group.samples]
+    prompt_ids, prompt_lengths = _padded([group.prompt for group in groups])
+    ids, lengths = _padded([sample.ids[start:] for _, start, sample in members])
+    rows, columns, logprobs, advantages = [], [], [], []
+    for row, (_, start, sample) in enumerate(members):
+        at = torch.tensor(sample.action_mask[start:]).nonzero()[:, 0]
         rows.append(torch.full_like(at, row))
         columns.append(at - 1)
-        targets.append(own[at])
-        logprobs.append(torch.tensor(sample.logprobs[prefix:])[at])
-        per_token = sample.advantages or (0.0,) * len(sample.ids)
-        advantages.append(torch.tensor(per_token[prefix:])[at])
+        logprobs.append(torch.tensor(sample.logprobs[start:])[at])
+        advantages.append(torch.tensor((sample.advantages or (0.0,) * len(sample.ids))[start:])[at])
+    row_index, column_index = torch.cat(rows), torch.cat(columns)
     return Batch(
-        prefix_ids=torch.tensor(samples[0].ids[:prefix], dtype=torch.long),
+        prefix_ids=prefix,
+        prompt_ids=prompt_ids,
+        prompt_lengths=prompt_lengths,
+        prompt_of=torch.tensor([index for index, _, _ in members]),
         ids=ids,
-        lengths=torch.tensor(lengths),
-        rows=torch.cat(rows),
-        columns=torch.cat(columns),
-        targets=torch.cat(targets),
+        lengths=lengths,
+        rows=row_index,
+        columns=column_index,
+        targets=ids[row_index, column_index + 1],
         logprobs=torch.cat(logprobs),
         advantages=torch.cat(advantages),
-        weights=torch.tensor([sample.weight for sample in samples]),
+        weights=torch.tensor([sample.weight for _, _, sample in members]),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from deedrl.training.backend import frozen_at
@@ -88,5 +87,5 @@ def _reference_logprobs(
     if reference is None:
         return {}
     parameters = list(learner.parameters.values())
-    with torch.no_grad(), frozen_at(parameters, list(reference)):
-        return {id(batch): learner.logprobs(batch)[0] for batch in batches}
+    with frozen_at(parameters, list(reference)):
+        return {id(batch): logprobs for batch, logprobs in zip(batches, learner.logprobs(batches), strict=True)}

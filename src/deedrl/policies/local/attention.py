@@ -51,27 +51,31 @@ def layout_attention(
     return layout.attend(module.layer_idx, query, key, value, scaling).transpose(1, 2), None
 
 
+def folded_mask(mask: Tensor, model: Any) -> Tensor:
+    """Mask [B, 1, T, S] (True = see) as `attend_many` takes it for `model`; made once for all layers."""
+    config = model.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    groups = heads // int(getattr(config, "num_key_value_heads", None) or heads)
+    return torch.where(mask, 0.0, -torch.inf).to(model.dtype).repeat(1, 1, groups, 1)
+
+
 def causal_own_mask(starts: Tensor, tokens: int, slots: int) -> Tensor:
     """Mask [B, 1, T, S], True where new token t of a row whose own part held `starts` tokens may see own slot s."""
     positions = starts[:, None] + torch.arange(tokens)[None, :]
     return (torch.arange(slots)[None, None, :] <= positions[:, :, None])[:, None]
 
 
-def attend_many(
-    query: Tensor, keys: Tensor, values: Tensor, prefix: tuple[Tensor, Tensor] | None, mask: Tensor, scaling: float
-) -> Tensor:
+def attend_many(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """Fused attention for many new tokens a row (prefill, training); differentiable.
 
-    query [B, H, T, D]; keys, values [B, K, S, D]; prefix two [1, K, P, D] or None; mask [B, 1, T, P + S] (True = see).
+    query [B, H, T, D]; keys, values [B, K, S, D]; mask [1 or B, 1, G T, S] from `folded_mask`. The G heads that share
+    keys are laid along the tokens, so that keys and values need not be repeated for each of them.
     """
-    if prefix is not None:
-        keys = torch.cat([prefix[0].expand(keys.shape[0], -1, -1, -1), keys], dim=2)
-        values = torch.cat([prefix[1].expand(values.shape[0], -1, -1, -1), values], dim=2)
-    groups = query.shape[1] // keys.shape[1]
-    if groups > 1:
-        # Not enable_gqa: with it torch leaves its fused CPU kernel.
-        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    rows, heads, tokens, size = query.shape
+    kv_heads = keys.shape[1]
+    folded = query.reshape(rows, kv_heads, heads // kv_heads * tokens, size)
+    output = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+    return output.reshape(rows, heads, tokens, size)
 
 
 def attend_one(

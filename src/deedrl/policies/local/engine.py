@@ -177,7 +177,7 @@ class Engine:
         return len(self._rows) - 1
 
     def _compute_prefix(self, ids: list[int]) -> None:
-        layout = PrefixLayout(len(ids))
+        layout = PrefixLayout(len(ids), self._model)
         if ids:
             self._forward(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
         # Only now: if the forward pass fails, the old prefix stays whole.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deedrl.policies.local.attention import attend_many, attend_one, causal_own_mask
+from deedrl.policies.local.attention import attend_many, attend_one, causal_own_mask, folded_mask
 
 SLOT_QUANTUM = 64
 
@@ -22,6 +22,7 @@ class KVStore:
 
     def __init__(self, model: Any, rows: int) -> None:
         config = model.config.get_text_config()
+        self.model = model
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -58,13 +59,13 @@ class KVStore:
 class PrefixLayout:
     """Computes the shared prefix itself: one row, plain causal attention; keeps its keys and values."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, model: Any) -> None:
         self.prefix: list[tuple[Tensor, Tensor]] = []
-        self._mask = causal_own_mask(torch.zeros(1, dtype=torch.long), tokens, tokens)
+        self._mask = folded_mask(causal_own_mask(torch.zeros(1, dtype=torch.long), tokens, tokens), model)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self.prefix.append((key, value))
-        return attend_many(query, key, value, None, self._mask, scaling)
+        return attend_many(query, key, value, self._mask, scaling)
 
 
 class PrefillLayout:
@@ -79,7 +80,7 @@ class PrefillLayout:
         if store.prefix_length:
             seen = with_prefix[:, None, None, None].expand(-1, 1, tokens, store.prefix_length)
             mask = torch.cat([seen, mask], dim=-1)
-        self._mask = mask
+        self._mask = folded_mask(mask, store.model)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         store, rows = self._store, self._rows
@@ -87,8 +88,10 @@ class PrefillLayout:
         store.values[layer][rows[:, None], :, self._positions] = value.transpose(1, 2)
         keys = store.keys[layer][rows, :, : self._slots]
         values = store.values[layer][rows, :, : self._slots]
-        prefix = store.prefix[layer] if store.prefix_length else None
-        return attend_many(query, keys, values, prefix, self._mask, scaling)
+        if store.prefix_length:
+            shared = [block.expand(len(rows), -1, -1, -1) for block in store.prefix[layer]]
+            keys, values = torch.cat([shared[0], keys], dim=2), torch.cat([shared[1], values], dim=2)
+        return attend_many(query, keys, values, self._mask, scaling)
 
 
 class DecodeLayout:

@@ -1,0 +1,43 @@
+"""Log-probabilities of given tokens under a frozen output head, without keeping logits for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(hidden · weightᵀ / temperature) at `targets`; differentiable in `hidden` alone.
+
+    hidden [N, D], weight [V, D], targets [N] → [N] float32.
+
+    d logprob / d hidden = (weight[target] - softmax · weight) / temperature needs no gradient from above, so it is
+    formed with the value, while the logits exist: two products with the head instead of three, and [N, D] kept
+    instead of [N, V].
+    """
+    result: Tensor = _ChosenLogprobs.apply(hidden, weight, targets, temperature)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        logits = torch.nn.functional.linear(hidden, weight).float()
+        if temperature != 1.0:
+            logits /= temperature
+        top = logits.amax(-1, keepdim=True)
+        chosen = logits.gather(1, targets[:, None]) - top
+        weights = logits.sub_(top).exp_()
+        total = weights.sum(-1, keepdim=True)
+        if ctx.needs_input_grad[0]:
+            expected = (weights.to(weight.dtype) @ weight).float() / total
+            jacobian = (weight[targets].float() - expected) / temperature
+            ctx.save_for_backward(jacobian.to(hidden.dtype))
+        return (chosen - total.log())[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        (jacobian,) = ctx.saved_tensors
+        return (gradient[:, None] * jacobian).to(jacobian.dtype), None, None, None
