@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from deedrl.errors import TaskError
+from deedrl.files import write_atomically
 from deedrl.types import Task, content_hash
 
 
@@ -45,15 +45,9 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = b"".join(msgspec.json.encode(task, order="deterministic") + b"\n" for task in tasks)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_atomically(path, content)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise TaskError(f"cannot write the task file {path}: {error.strerror or error}") from error
 
 
