@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from deedrl.environments.environment import Environment
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
@@ -100,16 +102,10 @@ class Session:
 
     @cached_property
     def limits(self) -> Limits:
-        settings = self.recipe.limits
-        return Limits(
-            max_steps=settings.max_steps,
-            max_context_tokens=settings.max_tokens_per_episode,
-            call_timeout_s=settings.call_timeout_s,
-            episode_timeout_s=settings.episode_timeout_s,
-            max_parse_failures=settings.max_parse_failures,
-            loop_warn=settings.loop_warn,
-            loop_end=settings.loop_end,
-        )
+        named = asdict(self.recipe.limits)
+        # The recipe bounds the whole conversation; the runner's limit of that name counts sampled tokens alone.
+        conversation = named.pop("max_tokens_per_episode")
+        return Limits(**named, max_context_tokens=conversation)
 
     def lint(self) -> None:
         """Says plainly what is wrong with the rubric, before anything is trained with it."""
@@ -257,14 +253,13 @@ class Session:
             bar.advance(completion=rate)
 
         if missing:
-            failures = self.recipe.failures
             run_episodes_sync(
                 missing,
                 environment=self.environment,
                 policy=policy,
                 rubric=self.rubric,
                 limits=self.limits,
-                failures=FailurePolicy(retries=failures.retries, max_failure_share=failures.max_failure_share),
+                failures=FailurePolicy(**asdict(self.recipe.failures)),
                 concurrency=concurrency or self.recipe.concurrency,
                 on_trajectory=keep,
             )
