@@ -82,7 +82,7 @@ class Session:
 
     def _pool(self, split: Split, count: int) -> TaskPool:
         if split in self.recipe.tasks.files:
-            return TaskPool.load(Path(self.recipe.tasks.files[split]))
+            return TaskPool.load(Path(self.recipe.tasks.files[split]), split)
         settings = self.recipe.environment
         tasks = self.environment_class.generate_tasks(split, count, self.context.seed("tasks"), **self._task_filter())
         if not tasks:

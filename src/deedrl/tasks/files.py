@@ -10,14 +10,15 @@ import msgspec
 
 from deedrl.errors import TaskError
 from deedrl.files import write_atomically
-from deedrl.types import Task, content_hash
+from deedrl.types import Split, Task, content_hash
 
 
-def read_tasks(path: str | Path) -> list[Task]:
+def read_tasks(path: str | Path, split: Split | None = None) -> list[Task]:
     """The tasks of a JSON-lines file; blank lines are skipped.
 
     A line without an id gets the hash of its content. A line that is not a task, an id that is not the hash of the
-    content, and a task given twice raise `TaskError` naming file and line; so does a file that cannot be read.
+    content, a task given twice and a task that is not of `split` (None: any) raise `TaskError` naming file and line;
+    so does a file that cannot be read.
     """
     path = Path(path)
     try:
@@ -30,6 +31,12 @@ def read_tasks(path: str | Path) -> list[Task]:
         if not line.strip():
             continue
         task = _read_line(line, f"{path}, line {number}")
+        if split is not None and task.split != split:
+            raise TaskError(
+                f"{path}, line {number}: expected a task of the split '{split}', got task {task.id} of the split "
+                f"'{task.split}' (a line that names none is of 'train'); change its split or name the file for "
+                f"'{task.split}'"
+            )
         if task.id in first_line:
             raise TaskError(
                 f"{path}, line {number}: the task {task.id} stands in line {first_line[task.id]} already; "
