@@ -177,8 +177,7 @@ class Session:
         target = self.run.adapter_folder
         scratch, old = target.with_name(".adapter-new"), target.with_name(".adapter-old")
         shutil.rmtree(scratch, ignore_errors=True)
-        self.loaded.model.save_pretrained(scratch, safe_serialization=True)
-        self.loaded.tokenizer.save_pretrained(scratch)
+        self.loaded.save(scratch)
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
