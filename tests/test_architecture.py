@@ -22,6 +22,7 @@ ROWS = {
     "deedrl.seeding": 0,
     "deedrl.redaction": 0,
     "deedrl.config": 0,
+    "deedrl.files": 0,
     "deedrl.tasks": 1,
     "deedrl.tools": 1,
     "deedrl.parsing": 1,

@@ -217,10 +217,35 @@ def test_A70_tool_names_that_are_no_text(name: str, tools: list[ToolSchema]) -> 
     assert '"tool_name" must be a string' in error
 
 
-def test_near_miss_suggests_the_tool(tools: list[ToolSchema]) -> None:
-    error = parse_action('{"tool_name":"serach","parameters":{"query":"x"}}', tools).error
+@pytest.mark.parametrize(
+    ("name", "known", "told"),
+    [
+        ("serach", ["search", "finish"], "There is no tool \"serach\"; did you mean 'search'?"),
+        ("refund", ["search", "finish"], 'There is no tool "refund"; there are: search, finish'),
+        ("refund", [], 'There is no tool "refund"; there are: none'),
+        ("refund", [f"t{n}" for n in range(40)], 'There is no tool "refund"; use one of those listed at the start'),
+    ],
+    ids=["near", "few", "none", "many"],
+)
+def test_an_unknown_tool_is_told_what_helps_and_no_more(name: str, known: list[str], told: str) -> None:
+    tools = [ToolSchema(name=tool, description="A long description.") for tool in known]
+    assert parse_action(json.dumps({"tool_name": name, "parameters": {}}), tools).error == told
+
+
+def test_parameters_that_do_not_fit_are_named_and_nothing_else(tools: list[ToolSchema]) -> None:
+    error = parse_action('{"tool_name":"search","parameters":{"top_k":"many"}}', tools).error
+    assert error == (
+        "search: missing required parameter 'query' (string); parameter 'top_k' must be integer, got string \"many\""
+    )
+
+
+def test_a_reason_that_quotes_the_model_is_cut(tools: list[ToolSchema]) -> None:
+    key = "k" * 5000
+    error = parse_action(f'{{"tool_name":"search","parameters":{{"{key}":1,"{key}":2}}}}', tools).error
     assert error is not None
-    assert "did you mean 'search'?" in error
+    assert error.startswith("Not valid JSON: the key 'kkk")
+    assert "…" in error
+    assert len(error) < 180
 
 
 def test_reasoning_of_another_type_is_kept_as_text(tools: list[ToolSchema]) -> None:

@@ -45,9 +45,9 @@ def test_what_is_no_action_gets_an_error_for_the_model(row: dict[str, Any], tool
     action = parse_action(text_of(row), tools, row.get("finish_reason", "stop"))
     assert (action.tier, action.tool_name, action.parameters, action.repairs) == ("reject", None, {}, ())
     assert action.error is not None
-    assert '"tool_name"' in action.error, "shows the expected shape"
-    assert "lookup_zip" in action.error, "lists the tools"
-    assert len(action.error) < 1000
+    assert action.error.strip(), "the model is told something"
+    # About four characters a token; the model pays for them on every later turn. A44 has to list the tools.
+    assert len(action.error) <= (180 if row["id"] == "A44" else 130)
     assert format_score(action) == 0.0
 
 
@@ -82,6 +82,15 @@ def test_A13_counts_the_second_action(tools: list[ToolSchema]) -> None:
 def test_A65_counts_the_invented_result_and_the_answer(tools: list[ToolSchema]) -> None:
     row = next(row for row in ROWS if row["id"] == "A65")
     assert parse_action(text_of(row), tools).ignored_actions == 2
+
+
+@pytest.mark.parametrize("id", ["A19", "A33", "A67", "A68", "A76"])
+def test_what_cannot_be_read_is_told_the_shape_and_no_tools(id: str, tools: list[ToolSchema]) -> None:
+    row = next(row for row in ROWS if row["id"] == id)
+    error = parse_action(text_of(row), tools).error
+    assert error is not None
+    assert '{"tool_name": "...", "parameters": {...}}' in error
+    assert not any(tool.name in error for tool in tools)
 
 
 def test_A44_lists_every_tool(tools: list[ToolSchema]) -> None:

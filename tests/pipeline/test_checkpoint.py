@@ -182,7 +182,7 @@ def test_E12_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypat
     def no_space(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_synced", no_space)
+    monkeypatch.setattr(checkpoint, "write_synced", no_space)
     with pytest.raises(CheckpointError, match=r"step 2: No space left on device; the newest complete one is .*01"):
         folder.save(2, tensors(), {})
     latest = folder.latest()
@@ -195,14 +195,14 @@ def test_E12_superseded_checkpoints_make_room_once(tmp_path: Path, monkeypatch: 
     folder = CheckpointFolder(tmp_path, keep_last=3)
     for step in (1, 2, 3):
         folder.save(step, tensors(), {})
-    real = checkpoint._write_synced
+    real = checkpoint.write_synced
 
     def tight(path: Path, data: bytes) -> None:
         if (tmp_path / "step-00000001").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", tight)
+    monkeypatch.setattr(checkpoint, "write_synced", tight)
     folder.save(4, tensors(), {})
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from deedrl.errors import ConfigError, StoreError
 from deedrl.pipeline.recipe import Recipe, recipe_from
-from deedrl.pipeline.run import EVENTS, Run, append_line, read_events, write_atomically
+from deedrl.pipeline.run import EVENTS, Run, append_line, read_events, replace_text
 
 CANARY = "hf_" + "C4n4ryC4n4ryC4n4ryC4n4ry"
 
@@ -182,13 +182,13 @@ def test_E12_a_full_disk_stops_at_once_and_keeps_earlier_events(
 
 def test_E12_a_failed_rewrite_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "summary.json"
-    write_atomically(path, "old")
+    replace_text(path, "old")
 
     def no_space(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(StoreError, match="No space left"):
-        write_atomically(path, "new")
+        replace_text(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]

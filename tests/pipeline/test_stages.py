@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.stages import export_policy, run_recipe
-from deedrl.policies.local.tiny import build_tiny_model
 from deedrl.reports.data import report_data
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
@@ -80,22 +79,19 @@ class Interrupting:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    pass
 
 
 @pytest.fixture(scope="module")
-def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe_file(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[..., Any]) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     texts = ["Call choose with the letter.", "Answer every turn with one JSON object and nothing else:"]
     texts += ['{"reasoning":"I choose.","tool_name":"choose","parameters":{"letter":"A"}}'] * 20
     data = {
         "name": "letters",
         "seed": 5,
-        "model": {"path": str(build_tiny_model(folder / "model", texts, initializer_range=0.3)), "dtype": "fp32"},
+        "model": {"path": str(tiny_models(texts).folder(initializer_range=0.3)), "dtype": "fp32"},
         "environment": f"{ENVIRONMENT}:Letters",
         "tasks": {"train": 16, "validation": 4, "test": 4, "test_unseen": 3},
         "sampling": {"max_tokens": 32},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -55,6 +56,23 @@ def test_json_lines_carry_the_figures() -> None:
     assert [line["kind"] for line in lines] == ["started", "progress", "ended", "warning"]
     assert lines[1]["figures"] == {"reward": 0.5, "kl": None}
     assert lines[1]["done"] == 1
+
+
+@pytest.mark.parametrize("kind", [PlainProgress, JsonProgress])
+def test_every_line_is_in_the_file_as_soon_as_it_is_said(
+    kind: type[PlainProgress | JsonProgress], tmp_path: Path
+) -> None:
+    log = tmp_path / "nohup.out"
+    with log.open("w") as stream:  # buffered in blocks, as every file is that output is redirected to
+        progress = kind(stream)
+        progress.say("resuming")
+        assert "resuming" in log.read_text()
+        with progress.bar("baseline", total=3, unit="episodes") as bar:
+            assert "baseline" in log.read_text().splitlines()[1]
+            bar.advance(3)
+        assert "3" in log.read_text().splitlines()[-1]
+        progress.warn("odd")
+        assert "odd" in log.read_text().splitlines()[-1]
 
 
 def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,26 @@ def test_F22_content_given_twice_names_both_lines(tmp_path: Path) -> None:
         TaskPool.load(path)
 
 
+def test_F22_a_task_of_another_split_is_named_with_both_splits(tmp_path: Path, make: Make) -> None:
+    path = tmp_path / "tasks.jsonl"
+    stray = make("b", split="validation")
+    TaskPool([make("a", split="test"), stray]).save(path)
+    with pytest.raises(TaskError) as caught:
+        TaskPool.load(path, "test")
+    assert str(caught.value).startswith(
+        f"{path}, line 2: expected a task of the split 'test', got task {stray.id} of the split 'validation'"
+    )
+    assert len(TaskPool.load(path)) == 2
+
+
+def test_a_line_without_a_split_is_of_train(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    assert len(TaskPool.load(path, "train")) == 1
+    with pytest.raises(TaskError, match=r"line 1: expected a task of the split 'test', got .* 'train'"):
+        TaskPool.load(path, "test")
+
+
 def test_missing_file_is_a_task_error(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"cannot read the task file .*: No such file"):
         TaskPool.load(tmp_path / "none.jsonl")

@@ -3,52 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from deedrl.policies.local.model import LoadedModel, load_model
-from deedrl.policies.local.tiny import build_tiny_model
+from deedrl.policies.local.model import LoadedModel
 from deedrl.training.packing import Batch, pack
 from deedrl.training.samples import TrainingSample
 from deedrl.types import Action, Completion, RewardBreakdown, Step, Trajectory, TrajectoryGroup
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny products are slower on many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(one_thread):
+    pass
 
 
 class Kit:
     """What the tests of this folder share."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, models: Any) -> None:
+        self._models = models
+        self.plain, self.ids = models.plain, models.ids
 
     def load(self, *, trainable: bool = True) -> LoadedModel:
         """A fresh copy of the tiny model; all its weights can be trained if `trainable`."""
-        loaded = load_model(str(self.folder), dtype="fp32")
+        loaded = self._models.load()
         for parameter in loaded.model.parameters():
             parameter.requires_grad_(trainable)
         return loaded
-
-    def plain(self) -> Any:
-        """The same weights in a model that nothing of ours has touched."""
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-
-    @staticmethod
-    def ids(seed: int, count: int) -> list[int]:
-        return torch.randint(2, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
     @staticmethod
     def sample(name: str, *parts: Sequence[int], **fields: Any) -> TrainingSample:
@@ -133,6 +116,6 @@ class Kit:
 
 
 @pytest.fixture(scope="session")
-def kit(tmp_path_factory) -> Kit:
+def kit(tiny_models) -> Kit:
     texts = ["Say A or B.", '{"reasoning": "I choose.", "tool_name": "choose", "parameters": {"letter": "A"}}'] * 20
-    return Kit(build_tiny_model(tmp_path_factory.mktemp("models") / "tiny", texts))
+    return Kit(tiny_models(texts))

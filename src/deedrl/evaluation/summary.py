@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from deedrl.errors import StoreError
 from deedrl.evaluation.metrics import Metrics
+from deedrl.files import write_atomically
 from deedrl.types import Record
 
 UNSEEN_SUFFIX = "_unseen"
@@ -36,16 +36,10 @@ class Summary(Record, frozen=True):
 def write_summary(path: Path, summary: Summary) -> None:
     """Writes `summary` as indented JSON; a reader sees the old file or the new one, never half of one."""
     data = msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        write_atomically(path, data)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise StoreError(
             f"cannot write the summary '{path}': {error.strerror or error}; the earlier file, if any, is intact. "
             f"Free space or choose another run folder"

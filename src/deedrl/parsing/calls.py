@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from deedrl.errors import suggest
-from deedrl.parsing.feedback import excerpt, type_name, with_shape
+from deedrl.parsing.feedback import excerpt, type_name, unknown_tool
 from deedrl.parsing.reader import plain, read_all
 from deedrl.parsing.scan import PARAMETER_ALIASES, REASONING_ALIASES, TOOL_ALIASES
 from deedrl.parsing.schema_check import fit_parameters
@@ -47,26 +46,26 @@ def is_attempt(value: dict[str, Any], tools: Sequence[ToolSchema]) -> bool:
 def resolve_call(value: dict[str, Any], tools: Sequence[ToolSchema]) -> Call:
     """Makes a call of `value`; raises `Refusal` when it names no tool or its parameters do not fit."""
     repairs: dict[str, None] = {}
-    name = _member(value, "tool_name", TOOL_ALIASES, repairs, tools)
+    name = _member(value, "tool_name", TOOL_ALIASES, repairs)
     if not isinstance(name, str):
-        raise Refusal(with_shape(f'"tool_name" must be a string, got {type_name(name)} {excerpt(plain(name))}.', tools))
+        raise Refusal(f'"tool_name" must be a string, got {_came(name)}')
     tool = find_tool(name, tools)
     if tool is None:
-        raise Refusal(_unknown_tool(name, tools))
+        raise Refusal(unknown_tool(name, tools))
     if tool.name != name:
         same_but_case = tool.name.casefold() == name.strip().casefold()
         repairs["tool_name_case" if same_but_case else "tool_name_prefix"] = None
-    sent = _member(value, "parameters", PARAMETER_ALIASES, repairs, tools)
-    parameters = _parameters_object(sent, tool, tools, repairs)
+    sent = _member(value, "parameters", PARAMETER_ALIASES, repairs)
+    parameters = _parameters_object(sent, repairs)
     outside = misplaced(value, parameters, tool)
     if outside:
         names = ", ".join(excerpt(name) for name in outside[:5])
-        raise Refusal(with_shape(f'{names} must stand inside "parameters"; nothing was run.', tools, tool))
+        raise Refusal(f'{tool.name}: {names} must stand inside "parameters"')
     fit = fit_parameters(parameters, tool)
     if fit.problem is not None:
-        raise Refusal(with_shape(f"The call of {tool.name!r} was not run: {fit.problem}.", tools, tool))
+        raise Refusal(f"{tool.name}: {fit.problem}")
     repairs.update(dict.fromkeys(fit.repairs))
-    reasoning = _reasoning(_member(value, "reasoning", REASONING_ALIASES, repairs, tools), repairs)
+    reasoning = _reasoning(_member(value, "reasoning", REASONING_ALIASES, repairs), repairs)
     return Call(tool_name=tool.name, parameters=fit.parameters, reasoning=reasoning, repairs=tuple(repairs))
 
 
@@ -93,53 +92,38 @@ def find_tool(name: str, tools: Sequence[ToolSchema]) -> ToolSchema | None:
     return same[0] if len(same) == 1 else None
 
 
-def _unknown_tool(name: str, tools: Sequence[ToolSchema]) -> str:
-    names = [tool.name for tool in tools]
-    hint = suggest(name[:100], names)
-    near = hint if "did you mean" in hint else ""
-    return with_shape(f"There is no tool {excerpt(name)}{near}.", tools)
+def _came(value: Any) -> str:
+    return f"{type_name(value)} {excerpt(plain(value))}"
 
 
-def _member(
-    value: dict[str, Any],
-    key: str,
-    aliases: tuple[str, ...],
-    repairs: dict[str, None],
-    tools: Sequence[ToolSchema],
-) -> Any:
+def _member(value: dict[str, Any], key: str, aliases: tuple[str, ...], repairs: dict[str, None]) -> Any:
     """The value under `key`; under an alias only where the canonical key is absent; `_MISSING` if nowhere."""
     if key in value:
         return value[key]
     present = [alias for alias in aliases if alias in value]
     if len(present) > 1:
         both = " and ".join(f'"{alias}"' for alias in present)
-        raise Refusal(with_shape(f'{both} could both mean "{key}"; use the key "{key}".', tools))
+        raise Refusal(f'{both} could both mean "{key}"; use the key "{key}"')
     if not present:
         return _MISSING
     repairs["alias_key"] = None
     return value[present[0]]
 
 
-def _parameters_object(
-    sent: Any, tool: ToolSchema, tools: Sequence[ToolSchema], repairs: dict[str, None]
-) -> dict[str, Any]:
+def _parameters_object(sent: Any, repairs: dict[str, None]) -> dict[str, Any]:
     """The parameters as an object; nothing at all stands for ``{}``, which the schema then judges."""
     if sent is _MISSING or sent is None or sent == [] or sent == "":
         repairs["parameters_missing"] = None
         return {}
     if isinstance(sent, str):
         repairs["parameters_as_text"] = None
-        return _parameters_from_text(sent, tool, tools, repairs)
+        return _parameters_from_text(sent, repairs)
     if not isinstance(sent, dict):
-        came = f"{type_name(sent)} {excerpt(plain(sent))}"
-        message = f'"parameters" must be an object with named values, got {came}.'
-        raise Refusal(with_shape(message, tools, tool))
+        raise Refusal(f'"parameters" must be an object with named values, got {_came(sent)}')
     return sent
 
 
-def _parameters_from_text(
-    text: str, tool: ToolSchema, tools: Sequence[ToolSchema], repairs: dict[str, None]
-) -> dict[str, Any]:
+def _parameters_from_text(text: str, repairs: dict[str, None]) -> dict[str, Any]:
     try:
         if text.lstrip().startswith('"'):  # encoded twice
             text = str(decode_strict(text))
@@ -147,8 +131,7 @@ def _parameters_from_text(
     except Malformed:
         value, reading_repairs = None, ()
     if not isinstance(value, dict):
-        message = f'"parameters" must be an object, got a string {excerpt(text)} that holds none.'
-        raise Refusal(with_shape(message, tools, tool))
+        raise Refusal(f'"parameters" must be an object, got a string {excerpt(text)} that holds none')
     repairs.update(dict.fromkeys(reading_repairs))
     return value
 

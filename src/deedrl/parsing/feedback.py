@@ -1,4 +1,8 @@
-"""The words a model reads when its completion was not an action: what was expected, what came, what to do."""
+"""The words a model reads when its completion was not an action: what was wrong, what to do.
+
+About twenty tokens each, since a small model pays for them on every turn that follows. Tools and their parameters stand
+in the system prompt and are not listed again; only the names are, for a name that resembles none.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +10,41 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from deedrl.parsing.coercion import expected_types
+from deedrl.errors import suggest
 from deedrl.types import ToolSchema
 
-CUT_OFF = "The output was cut off before the action was complete, so nothing was run. Send a shorter, complete action."
+SHAPE = '{"tool_name": "...", "parameters": {...}}'
+CUT_OFF = f"The output was cut off; answer shorter, with {SHAPE}"
 _MAX_EXCERPT = 60
-_MAX_NAMES = 50
+_MAX_NAMES = 12
 
 
-def with_shape(message: str, tools: Sequence[ToolSchema], tool: ToolSchema | None = None) -> str:
-    """Ends `message` with the shape of an action (that of `tool` where it is known) and the available tools."""
-    return f"{message} Reply with one JSON object like {shape(tool)}. Available tools: {tool_names(tools)}."
+def with_shape(problem: str) -> str:
+    """`problem`, then the shape of an action: for completions in which there was none to be more precise about."""
+    return f"{problem}; answer with {SHAPE}"
 
 
-def shape(tool: ToolSchema | None = None) -> str:
-    """An action as the contract wants it, with types in place of values."""
-    if tool is None:
-        return '{"reasoning": "<why>", "tool_name": "<tool>", "parameters": {"<name>": <value>}}'
-    properties = tool.parameters.get("properties", {})
-    required = tool.parameters.get("required", ())
-    members = []
-    for name, schema in properties.items():
-        types = expected_types(schema, tool.parameters)
-        kind = " or ".join(sorted(types)) if types else "value"
-        members.append(f"{json.dumps(name)}: <{kind}{'' if name in required else ', optional'}>")
-    return f'{{"reasoning": "<why>", "tool_name": {json.dumps(tool.name)}, "parameters": {{{", ".join(members)}}}}}'
-
-
-def tool_names(tools: Sequence[ToolSchema]) -> str:
-    """Names of `tools` in their order, shortened when there are very many."""
+def unknown_tool(name: str, tools: Sequence[ToolSchema]) -> str:
+    """Says that no tool is called `name`, and the nearest name; without one the names, if they are few."""
     names = [tool.name for tool in tools]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return (", ".join(names[:_MAX_NAMES]) + more) or "none"
+    near = suggest(name[:100], names)
+    if "did you mean" in near:
+        return f"There is no tool {excerpt(name)}{near}"
+    if len(names) > _MAX_NAMES:
+        return f"There is no tool {excerpt(name)}; use one of those listed at the start"
+    return f"There is no tool {excerpt(name)}; there are: {', '.join(names) or 'none'}"
 
 
 def excerpt(value: Any) -> str:
     """`value` as JSON, shortened, safe to encode even if the model wrote lone surrogates."""
     if isinstance(value, str):
         value = value[: _MAX_EXCERPT + 1]
-    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
-    return text if len(text) <= _MAX_EXCERPT else f"{text[:_MAX_EXCERPT]}…"
+    return shortened(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode())
+
+
+def shortened(text: str, limit: int = _MAX_EXCERPT) -> str:
+    """The first `limit` characters of `text`, and a sign that there were more."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def type_name(value: Any) -> str:

@@ -26,7 +26,7 @@ def parse_action(text: str, tools: Sequence[ToolSchema], finish_reason: FinishRe
         return strict_action(text, tools) or repaired_action(text, tools, finish_reason)
     except RecursionError:
         # Depth is bounded; this happens only if the caller's own stack is nearly full.
-        return rejected_action(with_shape("The reply is nested too deeply to be read.", tools))
+        return rejected_action(with_shape("The reply is nested too deeply"))
 
 
 def format_score(action: Action) -> float:

@@ -109,7 +109,7 @@ def _describe_problems(parameters: dict[str, Any], tool: ToolSchema) -> str:
 def _undeclared_problem(name: str, tool: ToolSchema) -> str:
     declared = tool.parameters.get("properties", {})
     hint = suggest(name, declared) if declared else "; it takes none"
-    return f"tool {tool.name!r} has no parameter {excerpt(name)}{hint}"
+    return f"no parameter {excerpt(name)}{hint}"
 
 
 def _error_problem(error: Any, schema: dict[str, Any]) -> str:

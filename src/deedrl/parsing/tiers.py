@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from deedrl.parsing.calls import Call, Refusal, is_attempt, misplaced, resolve_call
-from deedrl.parsing.feedback import CUT_OFF, excerpt, with_shape
+from deedrl.parsing.feedback import CUT_OFF, shortened, with_shape
 from deedrl.parsing.scan import Reading, scan
 from deedrl.parsing.schema_check import satisfies
 from deedrl.parsing.strict_json import Malformed, decode_strict
@@ -62,7 +62,7 @@ def repaired_action(text: str, tools: Sequence[ToolSchema], finish_reason: Finis
                 refusal = refusal or str(error)
                 ignored += 1
     if chosen is None:
-        return rejected_action(refusal or _explain(text, reading, tools, finish_reason))
+        return rejected_action(refusal or _explain(text, reading, finish_reason))
     ignored += reading.broken is not None
     extra = ("extra_action_ignored",) if ignored else ()
     return Action(
@@ -96,27 +96,21 @@ def _unwrapped(text: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _explain(text: str, reading: Reading, tools: Sequence[ToolSchema], finish_reason: FinishReason) -> str:
+def _explain(text: str, reading: Reading, finish_reason: FinishReason) -> str:
     """Says why `text` holds no action at all."""
     if not text.strip():
-        return with_shape("The reply was empty; an action was expected.", tools)
+        return with_shape("The reply was empty")
     if finish_reason == "length" or reading.cut_off:
-        detail = f" ({reading.broken.reason})" if reading.broken else ""
-        return with_shape(f"{CUT_OFF}{detail}", tools)
+        return CUT_OFF
     if reading.broken is not None:
-        where = _around(text, reading.broken.position)
-        return with_shape(f"The action is not valid JSON: {reading.broken.reason} (near `{where}`).", tools)
+        return with_shape(f"Not valid JSON: {shortened(reading.broken.reason, 90)}")
     if reading.open_reasoning:
-        return with_shape("The <think> block was never closed, so no action was read; close it first.", tools)
+        return "The <think> block was never closed; close it, then send the action"
     if reading.objects_in_reasoning:
-        return with_shape("The action stood inside the reasoning, which is never run; put it after </think>.", tools)
+        return "The action stood inside the reasoning; put it after </think>"
     if reading.objects:
-        return with_shape('A JSON object was found, but it has no "tool_name".', tools)
-    return with_shape(f"No action was found in {excerpt(text.strip())}; nothing was run.", tools)
-
-
-def _around(text: str, position: int) -> str:
-    return " ".join(text[max(0, position - 15) : position + 25].split())
+        return with_shape('The JSON object has no "tool_name"')
+    return with_shape("No action was found")
 
 
 def _storable(text: str) -> str:

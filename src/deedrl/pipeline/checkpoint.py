@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from deedrl.errors import CheckpointError
+from deedrl.files import sync_folder, write_synced
 
 if TYPE_CHECKING:
     import torch
@@ -141,15 +142,15 @@ class CheckpointFolder:
         temporary.mkdir()
         try:
             _write_tensors(temporary / TENSORS, tensors)
-            _write_synced(temporary / STATE, _state_bytes(state))
+            write_synced(temporary / STATE, _state_bytes(state))
             files = {name: _file_entry(temporary / name) for name in (TENSORS, STATE)}
             manifest = Manifest(format=FORMAT, step=step, files=files, owner=self.owner, score=score)
-            _write_synced(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-            _sync_folder(temporary)
+            write_synced(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+            sync_folder(temporary)
             if target.exists():
                 os.rename(target, self.folder / f".old-{target.name}-{os.getpid()}")
             os.rename(temporary, target)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -272,7 +273,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     from safetensors.torch import save
 
     # Cloned, for safetensors refuses tensors that share memory (tied weights) and ones with gaps.
-    _write_synced(path, save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}))
+    write_synced(path, save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}))
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -280,18 +281,3 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
         return json.dumps(state, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the state of a checkpoint must be plain JSON without NaN: {error}") from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

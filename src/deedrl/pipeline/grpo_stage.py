@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec.structs import asdict
 from torch import Tensor
 
 from deedrl.evaluation.metrics import compute_metrics
@@ -89,17 +91,7 @@ def _train_step(
         schedule=stage.schedule,
         warmup=stage.warmup_steps,
     )
-    settings = PolicyUpdate(
-        learning_rate=rate,
-        max_grad_norm=stage.max_grad_norm,
-        micro_batch_tokens=stage.micro_batch_tokens,
-        clip_low=stage.clip_low,
-        clip_high=stage.clip_high,
-        kl_coefficient=stage.kl_coefficient,
-        normalisation=stage.loss_normalisation,
-        normalisation_tokens=stage.normalisation_tokens,
-        updates_per_batch=stage.updates_per_batch,
-    )
+    settings = update_settings(stage, rate)
     updated = update_policy(learner, selection.samples, settings, reference if stage.kl_coefficient else None)
     counts = selection.counts
     _warn_of_no_signal(session, stage, figures, counts.zero_variance, counts.groups)
@@ -115,6 +107,12 @@ def _train_step(
             "too_long_samples": float(counts.samples.too_long),
         }
     )
+
+
+def update_settings(stage: Grpo, learning_rate: float) -> PolicyUpdate:
+    """The stage's settings of the same names; `learning_rate` is that of the step. A missing one raises."""
+    named = {**asdict(stage), "learning_rate": learning_rate, "normalisation": stage.loss_normalisation}
+    return msgspec.convert(named, PolicyUpdate)
 
 
 def sample_groups(

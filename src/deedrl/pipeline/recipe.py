@@ -107,7 +107,8 @@ class TaskSettings(Settings, frozen=True, kw_only=True):
     test_unseen: Count = 60
     """Held-out tasks whose families and phrasings never occur in training; reported apart."""
     files: dict[Split, str] = {}
-    """JSON-lines file for each split; a split named here is read instead of generated."""
+    """JSON-lines file for each split; a split named here is read instead of generated, and every task in its file
+    must say that split."""
 
 
 class PromptSettings(Settings, frozen=True, kw_only=True):

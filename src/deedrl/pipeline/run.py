@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 import deedrl
 from deedrl.config import differences, dump_yaml, read_yaml, to_plain
 from deedrl.errors import ConfigError, StoreError
+from deedrl.files import write_atomically
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import Recipe, config_hash
 from deedrl.redaction import redact
@@ -134,7 +135,7 @@ class Run:
         """Writes `data` as JSON into the run folder in one step: readers see the old file or the new one."""
         plain = redact(msgspec.to_builtins(data))
         path = self.folder / name
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
+        replace_text(path, msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
         return path
 
     def _made(self, name: str) -> Path:
@@ -183,7 +184,7 @@ class Run:
     def _start(self) -> None:
         self.run_id = uuid.uuid4().hex[:12]
         header = f"# Resolved by deedrl {deedrl.__version__}; config hash {self.config_hash}\n"
-        write_atomically(self.folder / RECIPE, header + dump_yaml(redact(to_plain(self.recipe))))
+        replace_text(self.folder / RECIPE, header + dump_yaml(redact(to_plain(self.recipe))))
         self.record(
             "run_started",
             run_id=self.run_id,
@@ -277,17 +278,11 @@ def append_line(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a text file in one step; on failure the old file stays and the half-written one is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a text file in one step; on failure the old file stays."""
     try:
-        with open(temporary, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_atomically(path, text.encode("utf-8", errors="replace"))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StoreError(f"{path}: cannot be written ({error.strerror}); the old file, if any, is intact") from error
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from deedrl.environments.environment import Environment
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
@@ -80,7 +82,7 @@ class Session:
 
     def _pool(self, split: Split, count: int) -> TaskPool:
         if split in self.recipe.tasks.files:
-            return TaskPool.load(Path(self.recipe.tasks.files[split]))
+            return TaskPool.load(Path(self.recipe.tasks.files[split]), split)
         settings = self.recipe.environment
         tasks = self.environment_class.generate_tasks(split, count, self.context.seed("tasks"), **self._task_filter())
         if not tasks:
@@ -100,16 +102,10 @@ class Session:
 
     @cached_property
     def limits(self) -> Limits:
-        settings = self.recipe.limits
-        return Limits(
-            max_steps=settings.max_steps,
-            max_context_tokens=settings.max_tokens_per_episode,
-            call_timeout_s=settings.call_timeout_s,
-            episode_timeout_s=settings.episode_timeout_s,
-            max_parse_failures=settings.max_parse_failures,
-            loop_warn=settings.loop_warn,
-            loop_end=settings.loop_end,
-        )
+        named = asdict(self.recipe.limits)
+        # The recipe bounds the whole conversation; the runner's limit of that name counts sampled tokens alone.
+        conversation = named.pop("max_tokens_per_episode")
+        return Limits(**named, max_context_tokens=conversation)
 
     def lint(self) -> None:
         """Says plainly what is wrong with the rubric, before anything is trained with it."""
@@ -181,8 +177,7 @@ class Session:
         target = self.run.adapter_folder
         scratch, old = target.with_name(".adapter-new"), target.with_name(".adapter-old")
         shutil.rmtree(scratch, ignore_errors=True)
-        self.loaded.model.save_pretrained(scratch, safe_serialization=True)
-        self.loaded.tokenizer.save_pretrained(scratch)
+        self.loaded.save(scratch)
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
@@ -257,14 +252,13 @@ class Session:
             bar.advance(completion=rate)
 
         if missing:
-            failures = self.recipe.failures
             run_episodes_sync(
                 missing,
                 environment=self.environment,
                 policy=policy,
                 rubric=self.rubric,
                 limits=self.limits,
-                failures=FailurePolicy(retries=failures.retries, max_failure_share=failures.max_failure_share),
+                failures=FailurePolicy(**asdict(self.recipe.failures)),
                 concurrency=concurrency or self.recipe.concurrency,
                 on_trajectory=keep,
             )

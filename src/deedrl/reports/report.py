@@ -11,14 +11,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deedrl.pipeline.run import REPORT, write_atomically
+from deedrl.pipeline.run import REPORT, replace_text
 from deedrl.reports.data import ReportData, report_data
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Builds the page of the run in `folder`; returns where it was written (default ``report.html`` in there)."""
     path = out or Path(folder) / REPORT
-    write_atomically(path, render_report(report_data(Path(folder))))
+    replace_text(path, render_report(report_data(Path(folder))))
     return path
 
 

@@ -65,13 +65,3 @@ def read_lines(path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]
 def read_line_at(file: BinaryIO, offset: int) -> bytes:
     file.seek(offset)
     return file.readline()
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable; does nothing where a folder cannot be synced (Windows)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -11,6 +11,7 @@ Rules it keeps:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -23,8 +24,9 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from deedrl.errors import StoreError
+from deedrl.files import sync_folder
 from deedrl.store import codec
-from deedrl.store.files import append_bytes, read_line_at, read_lines, sync_folder
+from deedrl.store.files import append_bytes, read_line_at, read_lines
 from deedrl.store.index import EpisodeIndex, Origin
 from deedrl.types import Record, Trajectory
 
@@ -143,7 +145,9 @@ class TrajectoryStore:
             if self._sync_is_due():
                 os.fsync(file.fileno())
                 if created:
-                    sync_folder(self.path.parent)
+                    # The record is in the file; a failure here must not make the caller append it again.
+                    with contextlib.suppress(OSError):
+                        sync_folder(self.path.parent)
         return offset
 
     def _sync_is_due(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,16 @@ from typing import Any
 import msgspec
 
 from deedrl.errors import TaskError
-from deedrl.types import Task, content_hash
+from deedrl.files import write_atomically
+from deedrl.types import Split, Task, content_hash
 
 
-def read_tasks(path: str | Path) -> list[Task]:
+def read_tasks(path: str | Path, split: Split | None = None) -> list[Task]:
     """The tasks of a JSON-lines file; blank lines are skipped.
 
     A line without an id gets the hash of its content. A line that is not a task, an id that is not the hash of the
-    content, and a task given twice raise `TaskError` naming file and line; so does a file that cannot be read.
+    content, a task given twice and a task that is not of `split` (None: any) raise `TaskError` naming file and line;
+    so does a file that cannot be read.
     """
     path = Path(path)
     try:
@@ -30,6 +31,12 @@ def read_tasks(path: str | Path) -> list[Task]:
         if not line.strip():
             continue
         task = _read_line(line, f"{path}, line {number}")
+        if split is not None and task.split != split:
+            raise TaskError(
+                f"{path}, line {number}: expected a task of the split '{split}', got task {task.id} of the split "
+                f"'{task.split}' (a line that names none is of 'train'); change its split or name the file for "
+                f"'{task.split}'"
+            )
         if task.id in first_line:
             raise TaskError(
                 f"{path}, line {number}: the task {task.id} stands in line {first_line[task.id]} already; "
@@ -45,15 +52,9 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = b"".join(msgspec.json.encode(task, order="deterministic") + b"\n" for task in tasks)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_atomically(path, content)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise TaskError(f"cannot write the task file {path}: {error.strerror or error}") from error
 
 

@@ -147,9 +147,12 @@ class TaskPool(Sequence[Task]):
     # ------------------------------------------------------------ files
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """A pool from a JSON-lines file; what is wrong raises `TaskError` naming file and line (see `read_tasks`)."""
-        return cls(read_tasks(path))
+    def load(cls, path: str | Path, split: Split | None = None) -> Self:
+        """A pool from a JSON-lines file; what is wrong raises `TaskError` naming file and line (see `read_tasks`).
+
+        With a `split`, a task of another one is wrong too.
+        """
+        return cls(read_tasks(path, split))
 
     def save(self, path: str | Path) -> None:
         """Writes the tasks (not the statistics) as JSON lines; the file is replaced as a whole."""

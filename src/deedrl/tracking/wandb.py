@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from deedrl.files import write_atomically
 from deedrl.tracking.sink import Number, Row, import_optional
 
 PROJECT = "deedrl"
@@ -80,5 +81,5 @@ def _run_id(folder: Path) -> str:
     """The id kept in the run folder, so that a resumed run continues its curves and a new folder starts new ones."""
     path = folder / RUN_ID_FILE
     if not path.exists():
-        path.write_text(uuid.uuid4().hex[:16], encoding="utf-8")
+        write_atomically(path, uuid.uuid4().hex[:16].encode())
     return path.read_text(encoding="utf-8").strip()

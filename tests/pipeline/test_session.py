@@ -1,0 +1,106 @@
+"""What a session makes of the recipe's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deedrl.cli.main import main
+from deedrl.pipeline.context import StageContext
+from deedrl.pipeline.grpo_stage import update_settings
+from deedrl.pipeline.recipe import recipe_from
+from deedrl.pipeline.run import Run
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_settings import Grpo
+from deedrl.reports.progress import make_progress
+from deedrl.rollouts.limits import Limits
+from deedrl.tasks.pool import TaskPool
+from deedrl.tracking.tracker import Tracker
+from deedrl.training.policy_gradient import PolicyUpdate
+from deedrl.types import Task
+
+
+@pytest.fixture
+def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    """A session of a recipe with one evaluation and the sections given; nothing is loaded yet."""
+    opened: list[Run] = []
+
+    def open_with(**sections: Any) -> Session:
+        recipe = recipe_from({"name": "tiny", "stages": [{"stage": "baseline"}], **sections})
+        opened.append(Run.open(tmp_path / "run", recipe))
+        return Session(StageContext(recipe, opened[0], Tracker([]), make_progress("quiet")))
+
+    yield open_with
+    for run in opened:
+        run.close()
+
+
+def test_every_limit_of_the_recipe_reaches_the_episodes(open_session: Callable[..., Session]) -> None:
+    session = open_session(
+        limits={
+            "max_steps": 11,
+            "max_tokens_per_episode": 1200,
+            "call_timeout_s": 1.3,
+            "episode_timeout_s": 14.0,
+            "max_parse_failures": 5,
+            "loop_warn": 6,
+            "loop_end": 7,
+        }
+    )
+    assert session.limits == Limits(
+        max_steps=11,
+        max_tokens_per_episode=None,
+        max_context_tokens=1200,
+        call_timeout_s=1.3,
+        episode_timeout_s=14.0,
+        max_parse_failures=5,
+        loop_warn=6,
+        loop_end=7,
+    )
+
+
+def test_a_task_file_is_the_split_it_is_named_for(open_session: Callable[..., Session], tmp_path: Path) -> None:
+    tasks = [Task.create("Close ticket 7.", split="test"), Task.create("Close ticket 8.", split="test")]
+    TaskPool(tasks).save(tmp_path / "tasks.jsonl")
+    assert open_session(tasks={"files": {"test": str(tmp_path / "tasks.jsonl")}}).tasks("test") == tasks
+
+
+def test_F22_a_file_of_another_split_ends_the_run_with_code_2(tmp_path: Path, capsys: Any) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    TaskPool([Task.create("Close ticket 7.", split="train")]).save(tasks)
+    recipe = tmp_path / "recipe.yaml"
+    # No such model: the tasks are looked at before one is loaded.
+    files = f"{{files: {{test: {tasks}}}}}"
+    recipe.write_text(f"name: tiny\nmodel: ./none\ntasks: {files}\nstages: [{{stage: baseline}}]\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(recipe), "--out", str(tmp_path / "run"), "--quiet"])
+    assert ended.value.code == 2
+    assert f"{tasks}, line 1: expected a task of the split 'test', got task" in capsys.readouterr().err
+
+
+def test_every_update_setting_of_the_stage_reaches_the_update() -> None:
+    stage = Grpo(
+        learning_rate=0.5,
+        max_grad_norm=2.0,
+        micro_batch_tokens=3,
+        clip_low=0.4,
+        clip_high=5.0,
+        kl_coefficient=6.0,
+        loss_normalisation="sequence",
+        normalisation_tokens=7,
+        updates_per_batch=8,
+    )
+    assert update_settings(stage, 0.1) == PolicyUpdate(
+        learning_rate=0.1,
+        max_grad_norm=2.0,
+        micro_batch_tokens=3,
+        clip_low=0.4,
+        clip_high=5.0,
+        kl_coefficient=6.0,
+        normalisation="sequence",
+        normalisation_tokens=7,
+        updates_per_batch=8,
+    )
