@@ -26,9 +26,9 @@ class Kit:
         self._models = models
         self.plain, self.ids = models.plain, models.ids
 
-    def load(self, *, trainable: bool = True) -> LoadedModel:
+    def load(self, *, trainable: bool = True, dtype: str = "fp32") -> LoadedModel:
         """A fresh copy of the tiny model; all its weights can be trained if `trainable`."""
-        loaded = self._models.load()
+        loaded = self._models.load(dtype=dtype)
         for parameter in loaded.model.parameters():
             parameter.requires_grad_(trainable)
         return loaded

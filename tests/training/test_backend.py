@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deedrl.policies.local.model import add_adapter, load_model
+from deedrl.policies.local.model import add_adapter
 from deedrl.training import backend
 from deedrl.training.backend import LogprobModel, frozen_at
 from deedrl.training.chosen_logprob import chosen_logprobs
@@ -109,7 +109,7 @@ def test_an_adapter_on_a_bf16_model_computes_in_bf16_and_keeps_float32_gradients
     batch = kit.one_batch(siblings(kit))
 
     def gradient(dtype):
-        base = load_model(str(kit.folder), dtype=dtype)
+        base = kit.load(dtype=dtype)
         loaded = add_adapter(base, rank=4, alpha=8.0, dropout=0.0, target="all-linear", seed=1)
         for name, parameter in loaded.model.named_parameters():
             if "lora_B" in name:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask, install
-from deedrl.policies.local.engine import decoder_of
+from deedrl.policies.local.merged import decoder_of
 from deedrl.training.chosen_logprob import chosen_logprobs
 from deedrl.training.packing import Batch
 

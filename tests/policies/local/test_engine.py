@@ -74,6 +74,43 @@ def test_sequences_that_wait_for_a_row_get_theirs_when_one_is_released(kit, load
     check(kit, plain, ended)
 
 
+def test_siblings_with_one_context_are_computed_once_and_sampled_apart(kit, loaded, plain, monkeypatch):
+    ours = engine(loaded, max_rows=6)
+    context, other = kit.ids(1, 12), kit.ids(2, 9)
+    lengths = []
+    forward = ours._forward
+
+    def counting(ids, *rest):
+        lengths.append(ids.shape[1])
+        return forward(ids, *rest)
+
+    monkeypatch.setattr(ours, "_forward", counting)
+    turns = [kit.turn(f"a{i}", context, prefix=context[:5], seed=i) for i in range(4)]
+    ended = kit.play(ours, [*turns, kit.turn("b", other)])
+    assert lengths[:2] == [5, 7 + 9]
+    assert len({tuple(turn.tokens) for turn in ended.values()}) == 5
+    check(kit, plain, ended.values())
+    # What the twins were given is as good a cache as a computed one.
+    seconds = [kit.turn(k, [*t.context, *t.tokens, *kit.ids(7, 3)], prefix=context[:5]) for k, t in ended.items()]
+    check(kit, plain, kit.play(ours, seconds).values())
+
+
+def test_a_turn_joins_while_others_decode(kit, loaded, plain):
+    ours = engine(loaded, max_rows=3)
+    ours.submit(kit.turn("early", kit.ids(1, 5), max_tokens=9))
+    for _ in range(3):
+        ours.step()
+    ours.submit(kit.turn("late", kit.ids(2, 7), max_tokens=3))
+    ended = []
+    steps = 0
+    while ours.busy:
+        ended += ours.step()
+        steps += 1
+    assert steps == 6
+    assert [turn.key for turn in ended] == ["late", "early"]
+    check(kit, plain, ended)
+
+
 def test_row_moved_into_a_released_one_keeps_its_cache(kit, loaded, plain):
     ours = engine(loaded, max_rows=3)
     first = kit.play(ours, [kit.turn(key, kit.ids(ord(key), 9)) for key in "abc"])

@@ -1,7 +1,7 @@
-"""Continuous batching over a model's own weights: sequences join and leave between steps, caches stay between turns.
+"""Continuous batching over a model's own modules: sequences join and leave between steps, caches stay between turns.
 
-`Engine.step` does one prefill (if turns wait) or one decode step and returns the turns that finished. There is no
-weight copy: the engine runs the very modules the trainer updates, so after an update only `reset` is needed.
+`Engine.step` is one pass: a token for every turn that is being sampled, and the new context of every turn that joins.
+It returns the turns that finished. After an update of the weights `reset` is needed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ from torch import Tensor
 
 from deedrl.errors import ModelError
 from deedrl.policies.local.attention import context_limit, install
-from deedrl.policies.local.kv_store import DecodeLayout, KVStore, PrefillLayout, PrefixLayout
+from deedrl.policies.local.kv_store import Fill, KVStore, PrefixLayout, StepLayout
+from deedrl.policies.local.merged import MergedDecoder
 from deedrl.policies.local.sampling import sample_tokens
-
-WAITING_SHARE = 0.25
-"""Turns are admitted once they are this share of the running ones…"""
-MAX_STEPS_WAITING = 12
-"""… or after this many decode steps."""
 
 
 class Guide(Protocol):
@@ -67,6 +63,12 @@ class _Row:
     with_prefix: bool
     turn: Turn | None = None
 
+    @property
+    def last_token(self) -> int:
+        """The newest token of the turn being sampled: its keys and values are not stored yet."""
+        assert self.turn is not None
+        return self.turn.tokens[-1]
+
 
 class Engine:
     """Batched decoding of up to `max_rows` sequences with one shared prefix at a time."""
@@ -75,13 +77,12 @@ class Engine:
         install(model)
         self._model = model
         self._head = model.get_output_embeddings()
-        self._body = decoder_of(model)
+        self._body = MergedDecoder(model)
         self._stop_ids = frozenset(stop_ids)
         self._max_length = context_limit(model)
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._waiting: list[Turn] = []
-        self._steps_since_prefill = 0
         self.reset()
 
     # ------------------------------------------------------------ public
@@ -90,6 +91,7 @@ class Engine:
         """Forgets every cached key and value (the weights changed). Refuses while turns are being sampled."""
         if self._waiting or any(row.turn for row in getattr(self, "_rows", [])):
             raise RuntimeError("Engine.reset during sampling: wait for the running turns first")
+        self._body.weights_changed()
         self._store = KVStore(self._model, self._max_rows)
         self._rows: list[_Row] = []
         self._by_key: dict[str, int] = {}
@@ -132,24 +134,34 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Turn]:
-        """Advances all running turns by one token, or admits waiting ones; returns the turns that ended."""
-        admitted = self._admit() if self._admission_is_due() else []
-        if admitted:
-            self._steps_since_prefill = 0
-            return self._prefill(admitted)
-        self._steps_since_prefill += 1
-        return self._decode()
+        """Advances every turn in the batch by one token, those that join now included; returns the turns that ended."""
+        decoding = [index for index, row in enumerate(self._rows) if row.turn]
+        fills = self._fills(self._admit())
+        if not decoding and not fills:
+            return []
+        lengths = torch.tensor([len(row.cached) for row in self._rows])
+        needed = max([int(lengths.max()), *(fill.start + len(fill.ids) for fill in fills)])
+        self._store.reserve(needed + 1)
+        shared = torch.tensor([row.with_prefix for row in self._rows])
+        layout = StepLayout(self._store, decoding, lengths, shared, fills)
+        last_tokens = [self._rows[index].last_token for index in decoding]
+        ids = torch.tensor([*last_tokens, *(token for fill in fills for token in fill.ids)])
+        positions = layout.positions + shared[layout.rows] * len(self._prefix)
+        hidden = self._forward(ids[None], positions[None], layout)[0]
+        for index, token in zip(decoding, last_tokens, strict=True):
+            self._rows[index].cached.append(token)
+        sampled, at = list(decoding), list(range(len(decoding)))
+        end = len(decoding)
+        for fill in fills:
+            self._store.copy_context(fill)
+            end += len(fill.ids)
+            for index in (fill.row, *fill.twins):
+                self._rows[index].cached = self._rows[index].cached[: fill.start] + fill.ids
+                sampled.append(index)
+                at.append(end - 1)
+        return self._sample(sampled, hidden[torch.tensor(at)])
 
-    # ------------------------------------------------------------ admission and prefill
-
-    def _admission_is_due(self) -> bool:
-        """Whether enough turns wait to be worth a pass of their own: a prefill costs about as much for one as for ten.
-
-        A turn never waits longer than `MAX_STEPS_WAITING` tokens of the others.
-        """
-        running = sum(row.turn is not None for row in self._rows)
-        enough = WAITING_SHARE * running <= len(self._waiting)
-        return bool(self._waiting) and (enough or self._steps_since_prefill >= MAX_STEPS_WAITING)
+    # ------------------------------------------------------------ admission
 
     def _admit(self) -> list[int]:
         """Gives waiting turns a row each, as many as one prefill may hold; returns the rows."""
@@ -193,8 +205,9 @@ class Engine:
             row.with_prefix, row.cached = False, []
         return list(turn.context[len(self._prefix) if row.with_prefix else 0 :])
 
-    def _prefill(self, indices: list[int]) -> list[Turn]:
-        fresh: list[list[int]] = []
+    def _fills(self, indices: list[int]) -> list[Fill]:
+        """What these rows lack of their turns' contexts; rows that lack the same after the same are twins."""
+        found: dict[tuple[bool, int, tuple[int, ...]], list[int]] = {}
         for index in indices:
             row = self._rows[index]
             assert row.turn is not None
@@ -204,35 +217,18 @@ class Engine:
                 kept = 0  # not an extension: the row starts again after the shared prefix
             kept = min(kept, len(own) - 1)
             row.cached = own[:kept]
-            fresh.append(own[kept:])
-        starts = torch.tensor([len(self._rows[i].cached) for i in indices])
-        longest = max(map(len, fresh))
-        self._store.reserve(int(starts.max()) + longest + 1)
-        ids = torch.tensor([[*new, *[0] * (longest - len(new))] for new in fresh])
-        with_prefix = torch.tensor([self._rows[i].with_prefix for i in indices])
-        offsets = starts + with_prefix * len(self._prefix)
-        layout = PrefillLayout(self._store, indices, starts, longest, with_prefix)
-        hidden = self._forward(ids, offsets[:, None] + torch.arange(longest)[None], layout)
-        for index, new in zip(indices, fresh, strict=True):
-            self._rows[index].cached += new
-        last = torch.tensor([len(new) - 1 for new in fresh])
-        return self._sample(indices, hidden[torch.arange(len(indices)), last])
+            # Only whole own contexts are told equal: then what is stored is equal too.
+            twin_key = tuple(own) if kept == 0 else (-1, index)
+            found.setdefault((row.with_prefix, kept, twin_key), []).append(index)
+        fills = []
+        for (with_prefix, start, _), rows in found.items():
+            first = self._rows[rows[0]]
+            assert first.turn is not None
+            ids = self._own_context(first, first.turn)[start:]
+            fills.append(Fill(row=rows[0], start=start, ids=ids, with_prefix=with_prefix, twins=tuple(rows[1:])))
+        return fills
 
-    # ------------------------------------------------------------ decoding
-
-    def _decode(self) -> list[Turn]:
-        running = [i for i, row in enumerate(self._rows) if row.turn]
-        if not running:
-            return []
-        lengths = torch.tensor([len(row.cached) for row in self._rows])
-        self._store.reserve(int(lengths.max()) + 1)
-        with_prefix = torch.tensor([row.with_prefix for row in self._rows])
-        ids = torch.tensor([[row.turn.tokens[-1] if row.turn else 0] for row in self._rows])
-        layout = DecodeLayout(self._store, lengths, with_prefix)
-        hidden = self._forward(ids, (lengths + with_prefix * len(self._prefix))[:, None], layout)
-        for index in running:
-            self._rows[index].cached.append(int(ids[index, 0]))
-        return self._sample(running, hidden[:, 0] if len(running) == len(self._rows) else hidden[running, 0])
+    # ------------------------------------------------------------ sampling
 
     def _sample(self, indices: list[int], hidden: Tensor) -> list[Turn]:
         logits = self._head(hidden)
@@ -261,9 +257,3 @@ class Engine:
         output = self._body(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
         hidden: Tensor = output.last_hidden_state
         return hidden
-
-
-def decoder_of(model: Any) -> Any:
-    """The part of a causal model below its output head, whether or not PEFT wraps it."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.model

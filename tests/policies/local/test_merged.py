@@ -1,0 +1,85 @@
+"""Sampling from merged weights: the same distribution as the model with its adapter, which stays untouched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deedrl.policies.local.engine import Engine
+from deedrl.policies.local.merged import MergedDecoder
+from deedrl.policies.local.model import add_adapter
+
+
+def adapted(kit, *, target="all-linear", **lora):
+    """A tiny model with an adapter that changes something."""
+    loaded = add_adapter(kit.load(), rank=4, alpha=8.0, dropout=0.0, target=target, seed=1, **lora)
+    set_adapter(loaded, 5)
+    return loaded
+
+
+def set_adapter(loaded, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in loaded.model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.1, generator=generator)
+
+
+def sampled(kit, loaded, engine=None):
+    engine = engine or Engine(loaded.model, stop_ids=[-1])
+    [turn] = kit.play(engine, [kit.turn("a", kit.ids(1, 9), prefix=kit.ids(1, 4))]).values()
+    engine.release("a")
+    return turn
+
+
+def expected(kit, loaded, turn):
+    loaded.model.config._attn_implementation = "eager"
+    return pytest.approx(kit.plain_logprobs(loaded.model, turn.context, turn.tokens), abs=1e-5)
+
+
+@pytest.mark.parametrize("target", ["all-linear", ["q_proj", "down_proj"]])
+def test_logprobs_are_those_of_the_model_with_its_adapter(kit, target):
+    loaded = adapted(kit, target=target)
+    turn = sampled(kit, loaded)
+    assert turn.logprobs == expected(kit, loaded, turn)
+
+
+def test_new_weights_count_after_reset(kit):
+    loaded = adapted(kit)
+    engine = Engine(loaded.model, stop_ids=[-1])
+    before = sampled(kit, loaded, engine)
+    set_adapter(loaded, 6)
+    engine.reset()
+    after = sampled(kit, loaded, engine)
+    assert after.logprobs != pytest.approx(before.logprobs, abs=1e-3)
+    assert after.logprobs == expected(kit, loaded, after)
+
+
+def test_the_model_itself_is_not_changed_and_keeps_its_gradients(kit):
+    loaded = adapted(kit)
+    before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
+    trainable = [name for name, p in loaded.model.named_parameters() if p.requires_grad]
+    sampled(kit, loaded)
+    after = loaded.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [name for name, p in loaded.model.named_parameters() if p.requires_grad] == trainable
+
+
+def test_all_but_the_adapted_weights_are_shared(kit):
+    loaded = adapted(kit, target=["q_proj"])
+    decoder = MergedDecoder(loaded.model)._decoder
+    own = {p.data_ptr() for p in loaded.model.parameters()}
+    apart = [name for name, p in decoder.named_parameters() if p.data_ptr() not in own]
+    assert apart
+    assert all("q_proj" in name for name in apart)
+
+
+def test_a_variant_of_lora_that_is_more_than_a_sum_is_sampled_unmerged(kit):
+    from peft import LoraConfig, get_peft_model
+
+    base = kit.load()
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True, task_type="CAUSAL_LM")
+    base.model = get_peft_model(base.model, config).eval()
+    set_adapter(base, 3)
+    turn = sampled(kit, base)
+    assert turn.logprobs == expected(kit, base, turn)
