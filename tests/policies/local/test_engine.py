@@ -78,13 +78,13 @@ def test_siblings_with_one_context_are_computed_once_and_sampled_apart(kit, load
     ours = engine(loaded, max_rows=6)
     context, other = kit.ids(1, 12), kit.ids(2, 9)
     lengths = []
-    forward = ours._forward
+    hidden = ours._weights.hidden
 
     def counting(ids, *rest):
         lengths.append(ids.shape[1])
-        return forward(ids, *rest)
+        return hidden(ids, *rest)
 
-    monkeypatch.setattr(ours, "_forward", counting)
+    monkeypatch.setattr(ours._weights, "hidden", counting)
     turns = [kit.turn(f"a{i}", context, prefix=context[:5], seed=i) for i in range(4)]
     ended = kit.play(ours, [*turns, kit.turn("b", other)])
     assert lengths[:2] == [5, 7 + 9]

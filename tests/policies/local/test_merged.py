@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from deedrl.policies.local import merged
 from deedrl.policies.local.engine import Engine
-from deedrl.policies.local.merged import MergedDecoder
+from deedrl.policies.local.merged import SamplingModel
 from deedrl.policies.local.model import add_adapter
 
 
@@ -65,13 +66,22 @@ def test_the_model_itself_is_not_changed_and_keeps_its_gradients(kit):
     assert [name for name, p in loaded.model.named_parameters() if p.requires_grad] == trainable
 
 
-def test_all_but_the_adapted_weights_are_shared(kit):
-    loaded = adapted(kit, target=["q_proj"])
-    decoder = MergedDecoder(loaded.model)._decoder
+def test_everything_but_linear_layers_is_shared(kit):
+    loaded = adapted(kit)
+    weights = SamplingModel(loaded.model)
+    weights._copy()
     own = {p.data_ptr() for p in loaded.model.parameters()}
-    apart = [name for name, p in decoder.named_parameters() if p.data_ptr() not in own]
-    assert apart
-    assert all("q_proj" in name for name in apart)
+    assert {p.data_ptr() for p in weights._decoder.parameters()} <= own
+    assert len(list(weights._decoder.parameters())) > 2
+
+
+def test_where_weights_cannot_be_packed_the_same_comes_out(kit, monkeypatch):
+    loaded = adapted(kit)
+    packed = sampled(kit, loaded)
+    monkeypatch.setattr(merged, "_can_pack", lambda weight: False)
+    plain = sampled(kit, loaded)
+    assert plain.tokens == packed.tokens
+    assert plain.logprobs == pytest.approx(packed.logprobs, abs=1e-5)
 
 
 def test_a_variant_of_lora_that_is_more_than_a_sum_is_sampled_unmerged(kit):

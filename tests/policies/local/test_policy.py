@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import torch
 
+from deedrl.policies.local.merged import SamplingModel
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.policy import ContextFull
 from deedrl.training.backend import LogprobModel
@@ -182,10 +183,11 @@ def test_error_in_the_model_reaches_all_who_wait_and_the_policy_goes_on(kit):
         def fail(*_):
             raise RuntimeError("out of memory")
 
-        hook = loaded.model.get_decoder().register_forward_pre_hook(fail)
+        failing = pytest.MonkeyPatch()
+        failing.setattr(SamplingModel, "hidden", fail)
         waiting = (policy.complete(kit.request(f"e{i}")) for i in range(3))
         errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=10)
-        hook.remove()
+        failing.undo()
         completion = await asyncio.wait_for(policy.complete(kit.request("e0")), timeout=10)
         policy.weights_changed("1")
         return errors, completion
@@ -202,15 +204,19 @@ def test_error_between_turns_of_decoding_reaches_the_waiting_too(kit):
         policy = local(loaded)
         calls = []
 
-        def fail(*_):
+        hidden = SamplingModel.hidden
+
+        def fail(*inputs):
             calls.append(1)
             if len(calls) > 3:
                 raise RuntimeError("out of memory")
+            return hidden(*inputs)
 
-        hook = loaded.model.get_decoder().register_forward_pre_hook(fail)
+        failing = pytest.MonkeyPatch()
+        failing.setattr(SamplingModel, "hidden", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             await asyncio.wait_for(policy.complete(kit.request("e")), timeout=10)
-        hook.remove()
+        failing.undo()
         return await asyncio.wait_for(policy.complete(kit.request("e")), timeout=10)
 
     assert asyncio.run(fail_later()) == asyncio.run(local(loaded).complete(kit.request("e")))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deedrl.environments.environment import Environment
+from deedrl.policies.local.merged import SamplingModel
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.rewards.rubric import default_rubric
 from deedrl.rollouts.runner import EpisodeSpec, FailurePolicy, Limits, run_episodes_sync
@@ -122,17 +123,19 @@ def test_conversation_that_outgrows_the_model_ends_with_the_token_limit(kit):
     assert not trajectory.errored
 
 
-def test_error_in_the_model_is_infrastructure_trouble_and_is_retried(kit):
+def test_error_in_the_model_is_infrastructure_trouble_and_is_retried(kit, monkeypatch):
     loaded = kit.load()
     calls = []
 
-    def fail_once(*_):
+    hidden = SamplingModel.hidden
+
+    def fail_once(*inputs):
         calls.append(1)
         if len(calls) == 4:
             raise RuntimeError("out of memory")
+        return hidden(*inputs)
 
-    hook = loaded.model.get_decoder().register_forward_pre_hook(fail_once)
+    monkeypatch.setattr(SamplingModel, "hidden", fail_once)
     trajectories = play(loaded, 3, max_tokens=12, failures=FailurePolicy(retries=1))
-    hook.remove()
     assert not any(trajectory.errored for trajectory in trajectories)
     assert {trajectory.provenance.attempt for trajectory in trajectories} == {2}

@@ -17,7 +17,7 @@ from torch import Tensor
 from deedrl.errors import ModelError
 from deedrl.policies.local.attention import context_limit, install
 from deedrl.policies.local.kv_store import Fill, KVStore, PrefixLayout, StepLayout
-from deedrl.policies.local.merged import MergedDecoder
+from deedrl.policies.local.merged import SamplingModel
 from deedrl.policies.local.sampling import sample_tokens
 
 
@@ -73,15 +73,15 @@ class _Row:
 class Engine:
     """Batched decoding of up to `max_rows` sequences with one shared prefix at a time."""
 
-    def __init__(self, model: Any, *, stop_ids: Sequence[int], max_rows: int = 64, prefill_tokens: int = 8192) -> None:
+    def __init__(self, model: Any, *, stop_ids: Sequence[int], max_rows: int = 64, prefill_tokens: int = 1024) -> None:
         install(model)
         self._model = model
-        self._head = model.get_output_embeddings()
-        self._body = MergedDecoder(model)
+        self._weights = SamplingModel(model)
         self._stop_ids = frozenset(stop_ids)
         self._max_length = context_limit(model)
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
+        self._store = KVStore(model, max_rows)
         self._waiting: list[Turn] = []
         self.reset()
 
@@ -91,8 +91,9 @@ class Engine:
         """Forgets every cached key and value (the weights changed). Refuses while turns are being sampled."""
         if self._waiting or any(row.turn for row in getattr(self, "_rows", [])):
             raise RuntimeError("Engine.reset during sampling: wait for the running turns first")
-        self._body.weights_changed()
-        self._store = KVStore(self._model, self._max_rows)
+        self._weights.weights_changed()
+        # The storage stays: what old rows left in it is never seen, since rows see only what they wrote.
+        self._store.prefix, self._store.prefix_length = [], 0
         self._rows: list[_Row] = []
         self._by_key: dict[str, int] = {}
         self._prefix: list[int] = []
@@ -147,7 +148,7 @@ class Engine:
         last_tokens = [self._rows[index].last_token for index in decoding]
         ids = torch.tensor([*last_tokens, *(token for fill in fills for token in fill.ids)])
         positions = layout.positions + shared[layout.rows] * len(self._prefix)
-        hidden = self._forward(ids[None], positions[None], layout)[0]
+        hidden = self._weights.hidden(ids[None], positions[None], layout)[0]
         for index, token in zip(decoding, last_tokens, strict=True):
             self._rows[index].cached.append(token)
         sampled, at = list(decoding), list(range(len(decoding)))
@@ -191,7 +192,7 @@ class Engine:
     def _compute_prefix(self, ids: list[int]) -> None:
         layout = PrefixLayout(len(ids), self._model)
         if ids:
-            self._forward(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
+            self._weights.hidden(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
         # Only now: if the forward pass fails, the old prefix stays whole.
         self._prefix, self._store.prefix, self._store.prefix_length = ids, layout.prefix, len(ids)
 
@@ -231,7 +232,7 @@ class Engine:
     # ------------------------------------------------------------ sampling
 
     def _sample(self, indices: list[int], hidden: Tensor) -> list[Turn]:
-        logits = self._head(hidden)
+        logits = self._weights.logits(hidden)
         turns = [turn for i in indices if (turn := self._rows[i].turn) is not None]
         for turn, row_logits in zip(turns, logits, strict=True):
             if turn.guide is not None:
@@ -252,8 +253,3 @@ class Engine:
                 self._rows[index].turn = None
                 ended.append(turn)
         return ended
-
-    def _forward(self, ids: Tensor, positions: Tensor, layout: Any) -> Tensor:
-        output = self._body(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
-        hidden: Tensor = output.last_hidden_state
-        return hidden

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deedrl.policies.local.attention import attend_many, attend_one, causal_own_mask, folded_mask
 
-SLOT_QUANTUM = 64
+SLOT_QUANTUM = 128
 
 
 class KVStore:
@@ -34,7 +34,6 @@ class KVStore:
         self.values: list[Tensor] = []
         self.prefix: list[tuple[Tensor, Tensor]] = []
         self.prefix_length = 0
-        self.reserve(SLOT_QUANTUM)
 
     def reserve(self, slots: int) -> None:
         """Makes room for `slots` own tokens in every row, keeping what is stored."""
@@ -107,7 +106,8 @@ class StepLayout:
         self._decoding = rows
         self._all_decode = len(decoding) == self._used
         if decoding:
-            visible = torch.arange(store.slots)[None, :] <= lengths[:, None]
+            self._decode_slots = int(lengths.max()) + 1
+            visible = torch.arange(self._decode_slots)[None, :] <= lengths[:, None]
             self._own_bias = torch.where(visible, 0.0, -torch.inf)[:, None, None, :]
             self._prefix_bias = None if bool(shared.all()) else torch.where(shared, 0.0, -torch.inf)
         self._fills = bool(fills)
@@ -159,7 +159,8 @@ class StepLayout:
         if not self._all_decode:
             query = query.new_zeros(self._used, *query.shape[1:]).index_copy_(0, self._decoding, query)
         prefix = store.prefix[layer] if store.prefix_length else None
-        keys, values = store.keys[layer][: self._used], store.values[layer][: self._used]
+        keys = store.keys[layer][: self._used, :, : self._decode_slots]
+        values = store.values[layer][: self._used, :, : self._decode_slots]
         output = attend_one(query[:, :, None], keys, values, prefix, self._prefix_bias, self._own_bias, scaling)
         return output[:, :, 0] if self._all_decode else output[self._decoding, :, 0]
 

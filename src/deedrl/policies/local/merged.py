@@ -1,7 +1,8 @@
-"""A decoder for sampling: the model's own modules, with a LoRA adapter added into the weights it acts on.
+"""A copy of a model's linear layers for sampling: LoRA adapters added in, weights packed for small products.
 
-Unmerged, an adapter costs two more small products and two more passes over the activations in every linear layer,
-at every token. Sampling pays that thousands of times between two updates; adding the adapter in costs once.
+Unmerged, an adapter costs two more small products and two more passes over the activations in every linear layer, at
+every token; and a product of few rows with a weight in its plain layout spends much of its time on rearranging the
+weight. Sampling pays both thousands of times between two updates; the copy is made once after each.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def decoder_of(model: Any) -> Any:
@@ -19,62 +20,93 @@ def decoder_of(model: Any) -> Any:
     return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.model
 
 
-class MergedDecoder:
-    """Called like the decoder of `model`. Shares all its tensors but the adapted weights, which it holds merged.
+class SamplingModel:
+    """Decoder and head of `model` for sampling. Everything but the linear layers is shared with the model.
 
-    The model itself is never changed, so nothing has to be undone before an update. Where a layer's adapter is not
-    plain LoRA on a plain linear layer, the decoder runs unmerged.
+    The model itself is never changed, so nothing has to be undone before an update. A layer whose adapter is more than
+    plain LoRA on a plain linear layer is shared too, and runs as it is.
     """
 
     def __init__(self, model: Any) -> None:
         self._source = decoder_of(model)
-        adapted = {name: module for name, module in self._source.named_modules() if _is_lora(module)}
-        self._adapted = adapted if all(_can_merge(module) for module in adapted.values()) else {}
-        self._decoder = _twin(self._source, self._adapted) if self._adapted else self._source
-        self._stale = True
+        self._source_head = model.get_output_embeddings()
+        self._decoder: Any = None
+        self._head: Any = None
 
     def weights_changed(self) -> None:
-        """The next call merges anew."""
-        self._stale = True
+        """The next call copies anew."""
+        self._decoder = self._head = None
 
-    def __call__(self, **inputs: Any) -> Any:
-        if self._stale:
-            self._merge()
-            self._stale = False
-        return self._decoder(**inputs)
+    def hidden(self, ids: Tensor, positions: Tensor, layout: Any) -> Tensor:
+        """Last hidden states [B, T, hidden] of ids [B, T] at `positions` [B, T]; attention is the layout's."""
+        if self._decoder is None:
+            self._copy()
+        output = self._decoder(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
+        last: Tensor = output.last_hidden_state
+        return last
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states [N, hidden], after `hidden` was called."""
+        result: Tensor = self._head(hidden)
+        return result
 
     @torch.no_grad()
-    def _merge(self) -> None:
-        for name, module in self._adapted.items():
-            merged = self._decoder.get_submodule(name)
-            base = module.get_base_layer().weight
-            total = base.float()
-            for adapter in module.active_adapters:
-                total = total + module.get_delta_weight(adapter).float()
-            merged.weight.copy_(total)
+    def _copy(self) -> None:
+        modules = dict(self._source.named_modules())
+        adapted = [name + "." for name, module in modules.items() if hasattr(module, "get_base_layer")]
+        # The twin of a module reaches its tensors through this table instead of copying them.
+        shared: dict[int, Any] = {id(t): t for t in (*self._source.parameters(), *self._source.buffers())}
+        for name, module in modules.items():
+            if (type(module) is nn.Linear or _is_plain_lora(module)) and not name.startswith(tuple(adapted)):
+                shared[id(module)] = _packed(module)
+        self._decoder = copy.deepcopy(self._source, shared).eval()
+        self._head = _packed(self._source_head) if type(self._source_head) is nn.Linear else self._source_head
 
 
-def _is_lora(module: nn.Module) -> bool:
-    return hasattr(module, "get_base_layer") and hasattr(module, "active_adapters")
+class _PackedLinear(nn.Module):
+    """A linear layer whose weight lies as oneDNN's products read it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
+        return result
 
 
-def _can_merge(module: Any) -> bool:
+def _packed(module: Any) -> nn.Module:
+    """The layer with its adapters added to its weight; packed where this build of torch can."""
+    if type(module) is nn.Linear:
+        weight, bias = module.weight.detach(), module.bias
+    else:
+        base = module.get_base_layer()
+        total = base.weight.float()
+        for adapter in module.active_adapters:
+            total = total + module.get_delta_weight(adapter).float()
+        weight, bias = total.to(base.weight.dtype), base.bias
+    if _can_pack(weight):
+        return _PackedLinear(weight, None if bias is None else bias.detach())
+    layer = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.bias = bias
+    return layer
+
+
+def _can_pack(weight: Tensor) -> bool:
+    operations = ("_reorder_linear_weight", "_linear_pointwise")
+    known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operations)
+    # In bf16 oneDNN needs instructions that not every processor has; torch's own layers always work.
+    native = weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return known and weight.device.type == "cpu" and bool(native)
+
+
+def _is_plain_lora(module: Any) -> bool:
     """By exact types: quantised layers, DoRA and other variants are more than a product added to a weight."""
+    if not hasattr(module, "get_base_layer") or not hasattr(module, "get_delta_weight"):
+        return False
     from peft.tuners.lora import Linear
 
     variants = getattr(module, "lora_variant", None) or any(getattr(module, "use_dora", {}).values())
     return type(module) is Linear and type(module.get_base_layer()) is nn.Linear and not variants and not module.merged
-
-
-def _twin(source: nn.Module, adapted: dict[str, Any]) -> nn.Module:
-    """The same modules over the same tensors, with a linear layer of its own in place of each adapted one."""
-    shared = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
-    twin: nn.Module = copy.deepcopy(source, shared)
-    for name, module in adapted.items():
-        base = module.get_base_layer()
-        layer = nn.Linear(base.in_features, base.out_features, bias=False, dtype=base.weight.dtype, device="meta")
-        layer.weight = nn.Parameter(torch.empty_like(base.weight), requires_grad=False)
-        layer.bias = base.bias
-        parent, _, leaf = name.rpartition(".")
-        setattr(twin.get_submodule(parent), leaf, layer)
-    return twin.eval()
