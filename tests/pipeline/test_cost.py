@@ -10,7 +10,10 @@ from deedrl.pipeline.cost import (
     CPU_FP32,
     EMBEDDED,
     GIB,
-    PROMPT_TOKENS,
+    OBSERVATION_TOKENS,
+    PREFIX_TOKENS,
+    PROCESS_BYTES,
+    TASK_TOKENS,
     Machine,
     detect_machine,
     estimate,
@@ -29,7 +32,8 @@ def made(*stages: dict[str, Any], **changes: Any) -> Recipe:
 def test_baseline_time_by_hand() -> None:
     recipe = made({"stage": "baseline", "tasks": 10}, limits={"max_steps": 2}, sampling={"max_tokens": 20})
     cost = estimate(recipe, LAPTOP)
-    sampled, read = 10 * 2 * 20, 10 * PROMPT_TOKENS + 10 * 2 * 64
+    sampled = 10 * 2 * 20
+    read = PREFIX_TOKENS + 10 * TASK_TOKENS + 10 * 2 * OBSERVATION_TOKENS
     expected = 2 * EMBEDDED.parameters * (sampled / CPU_FP32.decode + read / CPU_FP32.prefill)
     assert cost.stages[0].sampled_tokens == sampled
     assert cost.seconds == pytest.approx(expected)
@@ -37,7 +41,7 @@ def test_baseline_time_by_hand() -> None:
 
 def test_weights_memory_by_hand() -> None:
     cost = estimate(made({"stage": "baseline"}, model={"path": "embedded", "dtype": "fp32"}), LAPTOP)
-    assert cost.weights_bytes == EMBEDDED.parameters * 4
+    assert cost.weights_bytes == EMBEDDED.parameters * 4 + PROCESS_BYTES
 
 
 def test_twice_the_cores_take_half_the_time() -> None:

@@ -19,16 +19,20 @@ from deedrl.config import Settings
 from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Recipe, Sft
 
 GIB = 1024**3
-PROMPT_TOKENS = 450
-"""System prompt, tool schemas and task; computed once for siblings, here counted for each task."""
-TURNS = 4
+PREFIX_TOKENS = 350
+"""System prompt and tool schemas: computed once by a stage that samples, and once in an update."""
+TASK_TOKENS = 60
+"""The task itself; computed once for siblings."""
+TURNS = 3
 """Turns of a typical episode, unless the recipe allows fewer."""
 TURN_TOKENS = 48
 """Tokens sampled in a typical turn, unless the recipe allows fewer."""
-OBSERVATION_TOKENS = 64
+OBSERVATION_TOKENS = 32
 """Tokens of a typical tool output."""
 POSITIVE_SHARE = 0.4
 """Share of sampled trajectories a cold start typically keeps."""
+PROCESS_BYTES = 0.6 * GIB
+"""The interpreter with torch and transformers loaded."""
 LOW, HIGH = 0.5, 2.0
 """The estimate's range, as factors of the middle."""
 
@@ -66,9 +70,10 @@ class Throughput(Settings, frozen=True, kw_only=True):
     train: float
 
 
-# Per core of a Xeon with AMX, measured 2026-11-29 on SmolLM2-135M shapes: prefill 8 x 256, decoding 32 at once.
+# Per core, measured 2026-11-29 with SmolLM2-135M: bf16 on a Xeon with AMX, float32 on an EPYC with AVX2 (prefill in
+# steps of 1024 tokens, decoding about 50 rows at once, updates of 12 samples).
 CPU_BF16 = Throughput(prefill=550e9, decode=70e9, train=190e9)
-CPU_FP32 = Throughput(prefill=140e9, decode=35e9, train=90e9)
+CPU_FP32 = Throughput(prefill=50e9, decode=22e9, train=40e9)
 # Per GPU; not measured: 35 %, 3 % and 30 % of the 150 TFLOP/s (dense bf16) of a current 24 GB card.
 GPU_BF16 = Throughput(prefill=52e12, decode=4.5e12, train=45e12)
 
@@ -186,11 +191,13 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
     adapter = recipe.model.adapter
     # A LoRA pair adds rank x (in + out) to each of a layer's seven matrices, about 18 hidden sizes in sum.
     trainable = shape.parameters if adapter is None else adapter.rank * 18 * shape.hidden * shape.layers
-    episode = PROMPT_TOKENS + _turns(recipe) * (_turn_tokens(recipe) + OBSERVATION_TOKENS)
+    episode = min(_own_tokens(recipe), recipe.limits.max_tokens_per_episode)
     micro_batch = max((s.micro_batch_tokens for s in recipe.stages if isinstance(s, Sft | Grpo)), default=0)
-    cache = recipe.concurrency * min(episode, recipe.limits.max_tokens_per_episode) * 2 * shape.layers * shape.kv_width
-    # Per token: about 16 activations of the hidden size for each layer, and float32 logits on action tokens (a third).
-    per_token = 16 * shape.layers * shape.hidden * width + shape.vocabulary * 4 * 2 / 3
+    cache = (PREFIX_TOKENS + recipe.concurrency * episode) * 2 * shape.layers * shape.kv_width
+    # Kept for the backward pass, for a token and layer: about 14 tensors of the hidden size and 6 of the MLP's (some
+    # 2.7 times as wide). The logits of 512 tokens exist at a time, in float32 and as weights.
+    activations = (PREFIX_TOKENS + micro_batch) * (14 + 6 * 2.7) * shape.layers * shape.hidden * width
+    activations += 3 * 512 * shape.vocabulary * 4 if micro_batch else 0
     notes = [] if shape.known else [f"size of {recipe.model.path} guessed from its name"]
     if machine.gpus:
         notes.append("throughput of the GPUs is taken from data sheets, not measured")
@@ -198,10 +205,11 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
         stages=stages,
         model=shape,
         dtype="bf16" if bf16 else "fp32",
-        weights_bytes=shape.parameters * width,
+        weights_bytes=shape.parameters * width + PROCESS_BYTES,
         optimiser_bytes=trainable * 16,
-        cache_bytes=cache * width,
-        activation_bytes=micro_batch * per_token,
+        # Sampling on a processor runs on a copy of the linear layers.
+        cache_bytes=cache * width + (0 if machine.gpus else shape.parameters * width),
+        activation_bytes=activations,
         available_bytes=sum(memory for _, memory in machine.gpus) if machine.gpus else machine.memory_bytes,
         notes=tuple(notes),
     )
@@ -222,11 +230,16 @@ def _turn_tokens(recipe: Recipe) -> int:
     return min(TURN_TOKENS, recipe.sampling.max_tokens)
 
 
+def _own_tokens(recipe: Recipe) -> int:
+    """Tokens of an episode after the shared prefix."""
+    return TASK_TOKENS + _turns(recipe) * (_turn_tokens(recipe) + OBSERVATION_TOKENS)
+
+
 def _stage_cost(recipe: Recipe, stage: AnyStage, shape: ModelShape, speed: Throughput) -> StageCost:
     prompts, episodes, trained = _work(recipe, stage)
     sampled = episodes * _turns(recipe) * _turn_tokens(recipe)
-    read = prompts * PROMPT_TOKENS + episodes * _turns(recipe) * OBSERVATION_TOKENS
-    learnt = trained * (PROMPT_TOKENS + _turns(recipe) * (_turn_tokens(recipe) + OBSERVATION_TOKENS))
+    read = PREFIX_TOKENS + prompts * TASK_TOKENS + episodes * _turns(recipe) * OBSERVATION_TOKENS
+    learnt = trained * _own_tokens(recipe)
     passes = 6 if recipe.model.adapter is None else 4
     if isinstance(stage, Grpo) and stage.kl_coefficient:
         passes += 2  # the reference's forward pass

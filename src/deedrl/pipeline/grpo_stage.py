@@ -76,6 +76,7 @@ def _train_step(
 ) -> dict[str, float]:
     """Samples, selects and updates; returns the step's figures."""
     groups, figures = sample_groups(session, stage, tasks, step)
+    session.rest_policies()
     selection = select(
         groups,
         ESTIMATORS[stage.advantage],

@@ -168,6 +168,11 @@ class Session:
         for policy in self._policies.values():
             policy.weights_changed(version)
 
+    def rest_policies(self) -> None:
+        """Gives back the memory that sampling needs, before an update needs its own."""
+        for policy in self._policies.values():
+            policy.rest()
+
     def untouched(self) -> Session:
         """A session with the model as the recipe gives it, even if this run has trained it since."""
         return Session(self.context, trained=False) if self.run.adapter_folder.exists() else self

@@ -20,6 +20,7 @@ def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
     samples = sft_samples(session)
     steps = stage.steps or max(1, math.ceil((stage.epochs or 1.0) * len(samples) / stage.batch_size))
     order = batch_order(len(samples), stage.batch_size, steps, session.context.seed("sft", stage.title))
+    session.rest_policies()
     learner = Learner(session.loaded)
     checkpoints = session.checkpoints(stage.title)
     start = 0

@@ -81,19 +81,20 @@ class Engine:
         self._max_length = context_limit(model)
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
-        self._store = KVStore(model, max_rows)
         self._waiting: list[Turn] = []
         self.reset()
 
     # ------------------------------------------------------------ public
 
     def reset(self) -> None:
-        """Forgets every cached key and value (the weights changed). Refuses while turns are being sampled."""
+        """Forgets every cached key and value (the weights changed) and gives their memory back.
+
+        Refuses while turns are being sampled.
+        """
         if self._waiting or any(row.turn for row in getattr(self, "_rows", [])):
             raise RuntimeError("Engine.reset during sampling: wait for the running turns first")
         self._weights.weights_changed()
-        # The storage stays: what old rows left in it is never seen, since rows see only what they wrote.
-        self._store.prefix, self._store.prefix_length = [], 0
+        self._store = KVStore(self._model, self._max_rows)
         self._rows: list[_Row] = []
         self._by_key: dict[str, int] = {}
         self._prefix: list[int] = []

@@ -53,9 +53,14 @@ class LocalPolicy:
 
     def weights_changed(self, version: str) -> None:
         """Drops all caches and names the new weights; no episode may be in flight."""
+        self.rest()
+        self._version = version
+
+    def rest(self) -> None:
+        """Gives back the memory that sampling needs (caches, the copy of the weights) until the next turn; no episode
+        may be in flight."""
         self._engine.reset()
         self._ledgers.clear()
-        self._version = version
 
     async def complete(self, request: CompletionRequest) -> Completion:
         """Samples one turn; raises `ContextFull` when it would not fit the model's positions."""

@@ -130,7 +130,7 @@ class Story:
         return self._fresh(draw)
 
     def status(self, kind: Kind) -> str:
-        """Words for a parcel's state: plain when easy, a carrier's when medium, a chain of events when hard."""
+        """Words for a parcel's state: the plain one when easy, a carrier's when medium, a chain of events when hard."""
         if self.difficulty == "easy":
             return self.rng.choice(self.world.easy_status[kind])
         last = self.rng.choice(self.world.status[kind])
@@ -143,12 +143,14 @@ class Story:
         return self.rng.randrange(2, 9) if kind == "delivered" else None
 
     def say(self, phrases: Phrases, **fields: str) -> str:
-        """A customer's message: one of the world's phrases between an opening and a closing."""
+        """A customer's message: one of the world's phrases, after an opening unless easy."""
         text = self.rng.choice(phrases[self.world.name]).format(name=self.name, **fields)
-        opening = self.rng.choice(self.world.openings)
-        return opening + text
+        return text if self.difficulty == "easy" else self.rng.choice(self.world.openings) + text
 
     def sign(self, message: str) -> str:
+        """The message with a closing, unless easy."""
+        if self.difficulty == "easy":
+            return message
         return message + self.rng.choice(self.world.closings).format(name=self.name)
 
     def aside(self, customer: int) -> str:

@@ -56,10 +56,10 @@ KNOWN = World(
     colours=("blue", "red", "green", "black"),
     windows_days=(14, 20, 30, 60),
     easy_status={
-        "lost": ("lost in transit", "lost by the carrier", "lost"),
-        "damaged": ("damaged in transit", "damaged by the carrier", "damaged"),
-        "delivered": ("delivered", "delivered on time", "delivered and signed"),
-        "transit": ("in transit", "in transit, on time", "still in transit"),
+        "lost": ("lost",),
+        "damaged": ("damaged",),
+        "delivered": ("delivered",),
+        "transit": ("in transit",),
     },
     status={
         "lost": ("parcel missing at the depot", "carrier cannot find the parcel", "truck stolen with the parcel"),
