@@ -23,6 +23,7 @@ ROWS = {
     "deedrl.redaction": 0,
     "deedrl.config": 0,
     "deedrl.files": 0,
+    "deedrl.memory": 0,
     "deedrl.tasks": 1,
     "deedrl.tools": 1,
     "deedrl.parsing": 1,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from deedrl.errors import ModelError
+from deedrl.memory import give_back
 from deedrl.policies.local.attention import context_limit, install
 from deedrl.policies.local.kv_store import Fill, KVStore, PrefixLayout, StepLayout
 from deedrl.policies.local.merged import SamplingModel
@@ -95,6 +96,7 @@ class Engine:
             raise RuntimeError("Engine.reset during sampling: wait for the running turns first")
         self._weights.weights_changed()
         self._store = KVStore(self._model, self._max_rows)
+        give_back()
         self._rows: list[_Row] = []
         self._by_key: dict[str, int] = {}
         self._prefix: list[int] = []
@@ -169,11 +171,15 @@ class Engine:
         """Gives waiting turns a row each, as many as one prefill may hold; returns the rows."""
         admitted: list[int] = []
         tokens = 0
+        opened: set[tuple[int, ...]] = set()
         for turn in list(self._waiting):
             index = self._by_key.get(turn.key)
             if index is None and len(self._rows) == self._max_rows:
                 continue  # a turn of a sequence that has its row may still enter
             new = len(turn.context) - (len(self._rows[index].cached) if index is not None else len(turn.prefix))
+            if index is None:
+                new = 0 if tuple(turn.context) in opened else new  # a twin costs a copy
+                opened.add(tuple(turn.context))
             if admitted and tokens + new > self._prefill_tokens:
                 break
             tokens += new

@@ -13,7 +13,7 @@ from deedrl.environments.suite.support.schema import INITIAL_TABLES, TICKET_ID
 from deedrl.environments.suite.support.worlds import Kind, World
 
 Phrases = Mapping[str, Sequence[str]]
-"""World name → templates of a customer's message."""
+"""World name → templates of a customer's message, the plainer half first."""
 
 _Value = TypeVar("_Value", bound="str | int")
 
@@ -143,9 +143,11 @@ class Story:
         return self.rng.randrange(2, 9) if kind == "delivered" else None
 
     def say(self, phrases: Phrases, **fields: str) -> str:
-        """A customer's message: one of the world's phrases, after an opening unless easy."""
-        text = self.rng.choice(phrases[self.world.name]).format(name=self.name, **fields)
-        return text if self.difficulty == "easy" else self.rng.choice(self.world.openings) + text
+        """A customer's message: one of the world's phrases after an opening; when easy, a plain one without."""
+        known = phrases[self.world.name]
+        if self.difficulty == "easy":
+            return self.rng.choice(known[: (len(known) + 1) // 2]).format(name=self.name, **fields)
+        return self.rng.choice(self.world.openings) + self.rng.choice(known).format(name=self.name, **fields)
 
     def sign(self, message: str) -> str:
         """The message with a closing, unless easy."""
