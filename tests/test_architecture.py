@@ -205,3 +205,50 @@ def test_help_loads_nothing_heavy() -> None:
     runs = [seconds_and_modules("import deedrl.cli.main") for _ in range(3)]
     assert min(seconds for seconds, _ in runs) < 0.5
     assert runs[0][1].isdisjoint({"torch", "transformers", "numpy", "gymnasium", "matplotlib"})
+
+
+def calls_that_run_data(tree: ast.AST) -> Iterator[str]:
+    """Ways for text or files to become running code: evaluation of source, and formats that execute when read."""
+    loaders = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            names = [module] if module else [alias.name for alias in node.names]
+            yield from (name for name in names if name.split(".")[0] in loaders)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            safe = any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
+            if name in {"eval", "exec", "compile", "yaml.load", "os.system", "os.popen"}:
+                # A loader of our own that builds plain values alone is given as an argument.
+                yield from () if name == "yaml.load" and len(node.args) + len(node.keywords) > 1 else (name,)
+            elif name == "torch.load" and not safe:
+                yield name
+            elif any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in node.keywords):
+                yield f"{name}(shell=…)"
+
+
+def test_F17_H05_H10_nothing_read_or_written_by_a_model_becomes_code() -> None:
+    found = [f"{module_name(path)}: {call}" for path in FILES for call in calls_that_run_data(tree_of(path))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "eval(answer)",
+        "exec(text, {})",
+        "import pickle",
+        "from marshal import loads",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "yaml.load(text)",
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_F17_the_reader_sees_what_runs_data(source: str) -> None:
+    assert len(list(calls_that_run_data(ast.parse(source)))) == 1
+
+
+def test_F17_harmless_relatives_are_let_through() -> None:
+    source = "model.eval()\nre.compile(text)\ntorch.load(path, weights_only=True)\nyaml.load(text, Loader=Plain)"
+    assert list(calls_that_run_data(ast.parse(source))) == []

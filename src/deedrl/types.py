@@ -88,6 +88,8 @@ class Action(Record, frozen=True):
     """Names of the repairs applied, e.g. ``trailing_comma``; empty in tier ``strict``."""
     ignored_actions: int = 0
     """Further calls (or invented tool results) in the same completion that were not run."""
+    refused_tool: str | None = None
+    """The known tool that a rejected completion called in a way its schema does not allow; None in all other cases."""
 
     @property
     def valid(self) -> bool:

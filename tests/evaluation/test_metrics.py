@@ -8,11 +8,13 @@ import pytest
 from deedrl.errors import TaskError
 from deedrl.evaluation import Figure, check_split, compute_metrics, low_tool_use, reward_outcome_correlation
 from deedrl.evaluation.metrics import split_identity
-from deedrl.types import Action, RewardBreakdown, SamplingParams, Task, TerminationReason
+from deedrl.parsing import parse_action
+from deedrl.types import Action, RewardBreakdown, SamplingParams, Task, TerminationReason, ToolSchema
 
-UNKNOWN_TOOL = Action(tool_name="lok", tier="reject", error="no tool 'lok'")
-BAD_PARAMETER = Action(tool_name="look", tier="reject", error="id: expected an integer")
-NO_ACTION = Action(tier="reject", error="no action")
+LOOK = ToolSchema(name="look", parameters={"type": "object", "properties": {"id": {"type": "integer"}}})
+UNKNOWN_TOOL = parse_action('{"tool_name": "lok", "parameters": {"id": 1}}', [LOOK])
+BAD_PARAMETER = parse_action('{"tool_name": "look", "parameters": {"id": "x"}}', [LOOK])
+NO_ACTION = parse_action("Done!", [LOOK])
 
 
 def numbers(figure: Figure) -> tuple[float | None, float, int]:

@@ -232,6 +232,25 @@ def test_an_unknown_tool_is_told_what_helps_and_no_more(name: str, known: list[s
     assert parse_action(json.dumps({"tool_name": name, "parameters": {}}), tools).error == told
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"tool_name":"search","parameters":{"top_k":3}}', "search"),
+        ('{"tool_name":"Search","parameters":["x"]}', "search"),
+        ('I try {"tool_name":"search","query":"x"}', "search"),
+        ('{"tool_name":"serach","parameters":{"query":"x"}}', None),
+        ('{"tool_name":["search"],"parameters":{"query":"x"}}', None),
+        ('{"tool_name":"search","parameters":{"query":"x', None),
+        ("", None),
+    ],
+)
+def test_a_known_tool_called_wrongly_is_kept_beside_the_error(
+    text: str, name: str | None, tools: list[ToolSchema]
+) -> None:
+    action = parse_action(text, tools)
+    assert (action.valid, action.tool_name, action.refused_tool) == (False, None, name)
+
+
 def test_parameters_that_do_not_fit_are_named_and_nothing_else(tools: list[ToolSchema]) -> None:
     error = parse_action('{"tool_name":"search","parameters":{"top_k":"many"}}', tools).error
     assert error == (

@@ -24,7 +24,7 @@ def repaired(text: str, tools: list[ToolSchema], *repairs: str) -> dict[str, Any
 
 def rejected(text: str, tools: list[ToolSchema]) -> str:
     action = parse_action(text, tools)
-    assert action == Action(tier="reject", error=action.error)
+    assert action == Action(tier="reject", error=action.error, refused_tool=action.refused_tool)
     assert action.error
     return action.error
 

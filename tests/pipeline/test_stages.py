@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,13 +20,17 @@ from safetensors.torch import load_file
 from deedrl.cli.main import main
 from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
-from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.evaluation.figures import share
+from deedrl.evaluation.metrics import compute_metrics
+from deedrl.pipeline import grpo_stage
+from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.stages import export_policy, run_recipe
 from deedrl.reports.data import report_data
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
+from deedrl.tracking.jsonl import read_metrics
 
 ENVIRONMENT = Path(__file__).with_name("letters.py")
 STAGES: list[dict[str, Any]] = [
@@ -48,6 +53,20 @@ STAGES: list[dict[str, Any]] = [
 
 class Interruption(Exception):
     pass
+
+
+class Listening:
+    """Quiet progress that keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.bar = make_progress("quiet").bar
+        self.warnings: list[str] = []
+
+    def say(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 class Interrupting:
@@ -236,7 +255,124 @@ def test_a_run_without_training_has_nothing_to_export(recipe_file: Path, tmp_pat
         export_policy(tmp_path / "run", tmp_path / "out", merge=True)
 
 
+# ---------------------------------------------------------------- what is logged, and what is said
+
+
+def test_C03_C14_C22_what_taught_nothing_and_what_was_clamped_is_logged_every_step(finished: Path) -> None:
+    logged = read_metrics(finished)
+    for name in ("groups", "zero_variance_groups", "unscored_episodes", "clip_fraction", "clamped_fraction"):
+        assert set(logged[f"grpo/{name}"]) == {1, 2, 3, 4}, name
+    assert all(logged["grpo/zero_variance_groups"][step] <= groups for step, groups in logged["grpo/groups"].items())
+
+
+def test_B17_the_logprob_gap_is_logged_every_step_and_is_rounding(finished: Path) -> None:
+    gaps = read_metrics(finished)["grpo/logprob_gap"]
+    assert set(gaps) == {1, 2, 3, 4}
+    assert max(gaps.values()) < 1e-4  # type: ignore[type-var, operator]
+
+
+@pytest.fixture(scope="module")
+def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], Listening]:
+    """Folder, last figures and warnings of a grpo stage whose validations go up and then down, all alarms raised."""
+    scores = {0: 0.25, 2: 0.75, 4: 0.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_stage, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
+        patch.setattr(grpo_stage, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
+        patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
+        patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
+        folder, progress = tmp_path_factory.mktemp("runs") / "watched", Listening()
+        with Run.open(folder, load_recipe(recipe_file, ["checkpoints.keep_last=9"])) as run:
+            run_recipe(run.recipe, run, progress, only=["grpo"])
+    return folder, event(folder, "stage_finished", "grpo"), progress
+
+
+def metrics_with(completion: float) -> Any:
+    return msgspec.structs.replace(
+        compute_metrics([]), completion_rate=share(index < 4 * completion for index in range(4))
+    )
+
+
+def test_F20_the_best_validated_weights_become_the_policy_and_not_the_last(watched: Any) -> None:
+    folder, figures, _ = watched
+    assert (figures["best_step"], figures["best_validation_completion"]) == (2, 0.75)
+    best, last = (load_checkpoint(folder / "checkpoints" / "grpo" / f"step-{step:08}").tensors for step in (2, 4))
+    adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
+    names = {key: f"parameter.{key.removesuffix('.weight')}.default.weight" for key in adapter}
+    assert all(torch.equal(adapter[key], best[name]) for key, name in names.items())
+    assert not all(torch.equal(adapter[key], last[name]) for key, name in names.items())
+
+
+def test_B17_C24_F20_alarms_are_said(watched: Any) -> None:
+    _, _, progress = watched
+    step, held_out = ["grpo: limit 32", "grpo: gap"], "grpo: held-out, step {}"
+    expected = [held_out.format(0), *step, *step, held_out.format(2), *step, *step, held_out.format(4)]
+    assert [text for text in progress.warnings if text.startswith("grpo: ")] == expected
+
+
+def test_F10_an_evaluation_says_where_the_policy_stopped_looking(finished: Path, recipe_file: Path) -> None:
+    """The one tool is no look-up, so any accepted call counts: the base model makes none, the trained one does."""
+    use = {name: summary_of(finished)[name]["by_family"]["default"]["tool_use"] for name in ("before", "after")}
+    assert use["before"]["numerator"] == 0 < use["after"]["numerator"]
+    progress = Listening()
+    folder = finished.with_name("looking")
+    with Run.open(folder, load_recipe(recipe_file, [])) as run:
+        run_recipe(run.recipe, run, progress, only=["baseline", "evaluate"])
+    # Untrained, both are alike; only an evaluation speaks, for a baseline has fallen from nothing.
+    said = [text for text in progress.warnings if "guessing" in text]
+    assert said == [
+        "evaluate: the policy may be guessing: family 'default': 0 of 4 episodes looked before acting",
+    ]
+
+
+# ---------------------------------------------------------------- secrets
+
+
+def test_H14_no_output_of_a_run_holds_a_key(
+    recipe_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A key in the prompt, in what a tool returns and in a crash; every file and all that was printed is searched."""
+    canary = "hf_" + "C4n4ryC4n4ryC4n4ryC4n4ry"
+    source = ENVIRONMENT.read_text()
+    (tmp_path / "leaky.py").write_text(source.replace('return "done"', f'return "done with {canary}"'))
+    crash = f'raise OSError("refused: Bearer {canary}")'
+    (tmp_path / "broken.py").write_text(source.replace('self.chosen = ""', crash))
+    for name, stage, code in (("leaky", "collect", 0), ("broken", "eval", 2)):
+        command = [stage, recipe_file, f"environment={tmp_path}/{name}.py:Letters", f"prompt.system=Use {canary}."]
+        command += ["stages.cold_start.tasks=1", "stages.evaluate.tasks=1", "failures.retries=0", "--plain"]
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in (*command, "--run", tmp_path / name)])
+        assert (end.value.code or 0) == code
+    files = [path for name in ("leaky", "broken") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert {"recipe.yaml", "events.jsonl", "cold_start-demonstrations.jsonl"} <= {path.name for path in files}
+    assert [path for path in files if canary.encode() in path.read_bytes()] == []
+    shown = capfd.readouterr()
+    assert "refused" in shown.err
+    assert canary not in shown.out + shown.err
+
+
 # ---------------------------------------------------------------- interruptions
+
+
+@pytest.mark.parametrize("at", [2, 4], ids=["between_two_passes", "after_the_last_step"])
+def test_C15_a_resume_at_the_end_of_a_pass_trains_exactly_the_steps_that_are_left(
+    recipe_file: Path, tmp_path: Path, at: int
+) -> None:
+    """8 positives in batches of 4 are 2 steps a pass; 2 passes are wanted."""
+    overrides = ["stages.cold_start.tasks=0", "stages.cold_start.demonstrations=8", "stages.sft.batch_size=4"]
+    recipe = load_recipe(recipe_file, [*overrides, "stages.sft.steps=null", "stages.sft.epochs=2"])
+    stages = ["cold_start", "sft"]
+    with Run.open(tmp_path / "straight", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"), only=stages)
+    with Run.open(tmp_path / "resumed", recipe) as run, pytest.raises(Interruption):
+        run_recipe(recipe, run, Interrupting("sft", at=at), only=stages)
+    with Run.open(tmp_path / "resumed", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"), only=stages)
+    lines = [json.loads(line) for line in (tmp_path / "resumed" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["stage"] == "sft"] == [1, 2, 3, 4]
+    rates = [read_metrics(tmp_path / name)["sft/learning_rate"] for name in ("straight", "resumed")]
+    assert rates[0] == rates[1]
+    one, other = (load_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("straight", "resumed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_E08_a_run_that_fails_inside_grpo_resumes_to_the_same_parameters(

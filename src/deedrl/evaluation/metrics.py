@@ -96,7 +96,7 @@ def compute_metrics(
 ) -> Metrics:
     """All figures of `trajectories`; `evidence_tools` are those whose use is tracked (empty: any tool)."""
     counted = [trajectory for trajectory in trajectories if not trajectory.errored]
-    names_right = [(step, _name_right(trajectory, step)) for trajectory in counted for step in trajectory.steps]
+    names_right = [(step, _name_right(step)) for trajectory in counted for step in trajectory.steps]
     solved = [trajectory for trajectory in counted if completed(trajectory)]
     failed = [trajectory for trajectory in counted if completed(trajectory) is False]
     tokens = [trajectory.sampled_tokens for trajectory in counted]
@@ -211,9 +211,9 @@ def split_identity(task_ids: Collection[str]) -> SplitIdentity:
 # ---------------------------------------------------------------- parts
 
 
-def _name_right(trajectory: Trajectory, step: Step) -> bool:
-    """A rejected action may still have named a tool: right if the episode had a tool of that name."""
-    return step.action.valid or step.action.tool_name in trajectory.provenance.tool_versions
+def _name_right(step: Step) -> bool:
+    """A rejected action may still have named a tool that the task allows, with parameters that do not fit."""
+    return step.action.valid or step.action.refused_tool is not None
 
 
 def _call_right(step: Step) -> bool:

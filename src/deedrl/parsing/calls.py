@@ -29,7 +29,9 @@ class Call(Record, frozen=True):
 
 
 class Refusal(Exception):
-    """Why an object is not a call, in words for the model."""
+    """Why an object is not a call, in words for the model; `tool_name` is the known tool it names, if it does."""
+
+    tool_name: str | None = None
 
 
 def is_attempt(value: dict[str, Any], tools: Sequence[ToolSchema]) -> bool:
@@ -55,6 +57,15 @@ def resolve_call(value: dict[str, Any], tools: Sequence[ToolSchema]) -> Call:
     if tool.name != name:
         same_but_case = tool.name.casefold() == name.strip().casefold()
         repairs["tool_name_case" if same_but_case else "tool_name_prefix"] = None
+    try:
+        return _fitted_call(value, tool, repairs)
+    except Refusal as refusal:
+        refusal.tool_name = tool.name
+        raise
+
+
+def _fitted_call(value: dict[str, Any], tool: ToolSchema, repairs: dict[str, None]) -> Call:
+    """The call of `tool` that `value` means; raises `Refusal` when its parameters do not fit."""
     sent = _member(value, "parameters", PARAMETER_ALIASES, repairs)
     parameters = _parameters_object(sent, repairs)
     outside = misplaced(value, parameters, tool)

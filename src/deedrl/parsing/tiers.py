@@ -46,7 +46,7 @@ def repaired_action(text: str, tools: Sequence[ToolSchema], finish_reason: Finis
     repairs = reading.repairs if inner is None else (*reading.repairs, "action_in_string")
     chosen: Call | None = None
     chosen_repairs: tuple[str, ...] = ()
-    refusal: str | None = None
+    refusal: Refusal | None = None
     ignored = reading.invented_results
     for found in reading.objects:
         if not is_attempt(found.value, tools):
@@ -59,10 +59,12 @@ def repaired_action(text: str, tools: Sequence[ToolSchema], finish_reason: Finis
                 chosen = resolve_call(found.value, tools)
                 chosen_repairs = found.repairs
             except Refusal as error:
-                refusal = refusal or str(error)
+                refusal = refusal or error
                 ignored += 1
     if chosen is None:
-        return rejected_action(refusal or _explain(text, reading, finish_reason))
+        if refusal is not None:
+            return rejected_action(str(refusal), refusal.tool_name)
+        return rejected_action(_explain(text, reading, finish_reason))
     ignored += reading.broken is not None
     extra = ("extra_action_ignored",) if ignored else ()
     return Action(
@@ -75,9 +77,9 @@ def repaired_action(text: str, tools: Sequence[ToolSchema], finish_reason: Finis
     )
 
 
-def rejected_action(error: str) -> Action:
-    """An action that is none; `error` goes back to the model."""
-    return Action(tier="reject", error=_storable(error))
+def rejected_action(error: str, refused_tool: str | None = None) -> Action:
+    """An action that is none; `error` goes back to the model, `refused_tool` is the known tool it called wrongly."""
+    return Action(tier="reject", error=_storable(error), refused_tool=refused_tool)
 
 
 def _unwrapped(text: str) -> str | None:

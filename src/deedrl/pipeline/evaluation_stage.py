@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deedrl.evaluation.metrics import Metrics, check_split, compute_metrics
 from deedrl.evaluation.summary import UNSEEN_SUFFIX
+from deedrl.pipeline.alarms import guessing_alarm
 from deedrl.pipeline.session import HELD_OUT, Session
 from deedrl.pipeline.stage_settings import Baseline, Evaluate
 from deedrl.types import Split, Trajectory
@@ -12,10 +13,15 @@ from deedrl.types import Split, Trajectory
 def evaluate_stage(session: Session, stage: Baseline | Evaluate) -> dict[str, Metrics]:
     """Figures on the stage's split under ``metrics`` and, where asked, on ``test_unseen`` under ``unseen``."""
     sampling = session.sampling(stage.temperature)
-    found = {"metrics": compute_metrics(play_split(session, stage, stage.split, stage.title), sampling=sampling)}
+    looks = {name for name, tool in session.environment_class.tools.items() if tool.read_only}
+    episodes = play_split(session, stage, stage.split, stage.title)
+    found = {"metrics": compute_metrics(episodes, sampling=sampling, evidence_tools=looks)}
     if stage.also_unseen:
         unseen = play_split(session, stage, "test_unseen", stage.title + UNSEEN_SUFFIX)
-        found["unseen"] = compute_metrics(unseen, sampling=sampling)
+        found["unseen"] = compute_metrics(unseen, sampling=sampling, evidence_tools=looks)
+    guessing = guessing_alarm(found["metrics"].by_family)
+    if guessing is not None and isinstance(stage, Evaluate):
+        session.context.progress.warn(f"{stage.title}: {guessing}")
     return found
 
 

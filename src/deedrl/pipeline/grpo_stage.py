@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from torch import Tensor
 
 from deedrl.evaluation.metrics import compute_metrics
+from deedrl.pipeline.alarms import held_out_alarm, logprob_gap_alarm, signal_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo
@@ -95,7 +96,8 @@ def _train_step(
     settings = update_settings(stage, rate)
     updated = update_policy(learner, selection.samples, settings, reference if stage.kl_coefficient else None)
     counts = selection.counts
-    _warn_of_no_signal(session, stage, figures, counts.zero_variance, counts.groups)
+    no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
+    _warn(session, stage, no_signal, logprob_gap_alarm(updated))
     return (
         figures
         | updated
@@ -170,20 +172,10 @@ def _cut_share(episodes: Sequence[Trajectory]) -> float:
     return sum(reason == "length" for reason in reasons) / len(reasons) if reasons else 0.0
 
 
-def _warn_of_no_signal(
-    session: Session, stage: Grpo, figures: dict[str, float], zero_variance: int, groups: int
-) -> None:
-    """Names the likely reason when a whole step carried no signal (case C24)."""
-    if not groups or zero_variance < groups:
-        return
-    if figures["cut_share"] > 0.9:
-        limit = session.recipe.sampling.max_tokens
-        reason = f"{figures['cut_share']:.0%} of completions hit sampling.max_tokens ({limit}); raise it"
-    elif figures["completion"] == 0:
-        reason = "no episode succeeds; give easier tasks or a stronger cold start"
-    else:
-        reason = "siblings earn the same; give harder tasks or a higher temperature"
-    session.context.progress.warn(f"{stage.title}: no group of this step has a signal: {reason}")
+def _warn(session: Session, stage: Grpo, *alarms: str | None) -> None:
+    for alarm in alarms:
+        if alarm is not None:
+            session.context.progress.warn(f"{stage.title}: {alarm}")
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -211,6 +203,7 @@ def _validated(
     if score is not None and (best.score is None or score > best.score):
         best = _Best(step, score)
     checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
+    _warn(session, stage, held_out_alarm(session.run.folder, stage.title, step))
     return best
 
 

@@ -14,7 +14,8 @@ from deedrl.types import Message, Task, ToolSchema, Trajectory
 def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> TrainingSample:
     """One sample of a whole episode under the system prompt `system`, whatever prompt it was played with.
 
-    For supervised learning only: guided and demonstrated episodes have no log-probabilities of this policy.
+    For supervised learning only: guided and demonstrated episodes have no log-probabilities of this policy. A turn that
+    the limit cut gets its end as context, as `Renderer.extension_ids` has it: nobody chose to stop there.
     """
     ids: list[int] = []
     mask: list[bool] = []
@@ -26,6 +27,8 @@ def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> 
         else:
             context = renderer.extension_ids(sampled, [Message(role="tool", content=step.observation)])
         sampled = renderer.completion_ids(step.completion.text)
+        if step.completion.finish_reason == "length":
+            sampled = sampled[:-1]
         ids += [*context, *sampled]
         mask += [False] * len(context) + [True] * len(sampled)
     return TrainingSample(

@@ -1,0 +1,60 @@
+"""What a stage says out loud when its figures show that something is wrong; None where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from deedrl.evaluation.compare import gap_alarm
+from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
+from deedrl.tracking.jsonl import read_metrics
+from deedrl.training.selection import SelectionCounts
+
+LOGPROB_GAP = 0.1
+"""Nats per action token between sampler and trainer; rounding in bf16 stays well below, float32 near 1e-6."""
+CUT_SHARE = 0.9
+"""Share of completions cut by the limit from which on that is named as the reason for a step without signal."""
+
+
+def signal_alarm(figures: Mapping[str, float], counts: SelectionCounts, max_tokens: int) -> str | None:
+    """The likely reason when no group of a step carried a signal, or when every completion was cut (case C24)."""
+    silent = counts.groups > 0 and counts.zero_variance + counts.too_small >= counts.groups
+    cut = figures["cut_share"]
+    if not silent and cut < 1.0:
+        return None
+    if cut > CUT_SHARE:
+        reason = f"{cut:.0%} of completions hit sampling.max_tokens ({max_tokens}); raise it"
+    elif figures["completion"] == 0:
+        reason = "no episode succeeds; give easier tasks or a stronger cold start"
+    else:
+        reason = "siblings earn the same; give harder tasks or a higher temperature"
+    return f"no group of this step has a signal: {reason}" if silent else reason
+
+
+def logprob_gap_alarm(figures: Mapping[str, float]) -> str | None:
+    """Speaks when sampler and trainer disagree on what was sampled (case B17)."""
+    gap = figures.get("logprob_gap", 0.0)
+    if gap <= LOGPROB_GAP:
+        return None
+    return (
+        f"log-probabilities as sampled and as recomputed differ by {gap:.3g} nats a token on average, expected at most "
+        f"{LOGPROB_GAP:g}: the episodes are not quite this policy's; set model.dtype to fp32, and report it if that "
+        "does not help"
+    )
+
+
+def held_out_alarm(folder: Path, stage: str, step: int) -> str | None:
+    """Speaks when the stage's reward rose while its validations fell, by the run's metrics up to `step` (case F20)."""
+    logged = read_metrics(folder)
+    reward, held_out = (
+        [value for at, value in sorted(logged.get(f"{stage}/{name}", {}).items()) if at <= step and value is not None]
+        for name in ("reward", "validation_completion")
+    )
+    alarm = gap_alarm(reward, held_out)
+    return str(alarm) if alarm else None
+
+
+def guessing_alarm(by_family: Mapping[str, GroupMetrics]) -> str | None:
+    """Names the families in which fewer than half of the episodes looked before they acted (case F10)."""
+    found = low_tool_use(by_family)
+    return f"the policy may be guessing: {'; '.join(found)}" if found else None
