@@ -274,3 +274,17 @@ def test_B17_adapter_dropout_plays_no_part_in_sampling(kit):
     completions = [asyncio.run(local(loaded).complete(kit.request("e", max_tokens=20))) for _ in range(2)]
     assert completions[0] == completions[1]
     assert not loaded.model.training
+
+
+def test_rest_gives_memory_back_and_changes_nothing_that_is_sampled(kit, loaded):
+    async def around_a_rest():
+        policy = local(loaded)
+        first = await policy.complete(kit.request("e"))
+        await policy.release("e")
+        policy.rest()
+        assert policy._engine._store.slots == 0
+        return first, await policy.complete(kit.request("e")), policy.version
+
+    first, second, version = asyncio.run(around_a_rest())
+    assert first == second
+    assert version == "0"
