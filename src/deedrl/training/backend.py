@@ -97,8 +97,9 @@ class LogprobModel(nn.Module):
     def _run(self, ids: Tensor, starts: Tensor, earlier: Sequence[_Earlier]) -> tuple[Tensor, KeysValues]:
         """One pass over ids [B, T] that begin at positions `starts` [B]: hidden states, and the new keys and values."""
         install(self.model)
-        layout = _TreeLayout(earlier, *ids.shape, self.model)
-        positions = starts[:, None] + torch.arange(ids.shape[1])[None]
+        rows, tokens = ids.shape
+        layout = _TreeLayout(earlier, rows, tokens, self.model)
+        positions = starts[:, None] + torch.arange(tokens)[None]
         output = decoder_of(self.model)(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
         return output.last_hidden_state, layout.kept
 

@@ -38,6 +38,6 @@ class _ChosenLogprobs(torch.autograd.Function):
         return (chosen - total.log())[:, 0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (jacobian,) = ctx.saved_tensors
         return (gradient[:, None] * jacobian).to(jacobian.dtype), None, None, None

@@ -88,7 +88,8 @@ def _packed(module: Any) -> nn.Module:
         weight, bias = total.to(base.weight.dtype), base.bias
     if _can_pack(weight):
         return _PackedLinear(weight, None if bias is None else bias.detach())
-    layer = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.bias = bias
     return layer
@@ -96,7 +97,7 @@ def _packed(module: Any) -> nn.Module:
 
 def _can_pack(weight: Tensor) -> bool:
     operations = ("_reorder_linear_weight", "_linear_pointwise")
-    known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operations)
+    known = bool(torch._C._has_mkldnn) and all(hasattr(torch.ops.mkldnn, name) for name in operations)
     # In bf16 oneDNN needs instructions that not every processor has; torch's own layers always work.
     native = weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return known and weight.device.type == "cpu" and bool(native)
