@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deedrl.cli.main import main
+from deedrl.environments.environment import Environment
+from deedrl.errors import CheckpointError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.context import StageContext
 from deedrl.pipeline.grpo_stage import update_settings
 from deedrl.pipeline.recipe import recipe_from
@@ -79,6 +82,27 @@ def test_F22_a_file_of_another_split_ends_the_run_with_code_2(tmp_path: Path, ca
         main(["run", str(recipe), "--out", str(tmp_path / "run"), "--quiet"])
     assert ended.value.code == 2
     assert f"{tasks}, line 1: expected a task of the split 'test', got task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda: 1 // 0, r"Odd.rubric raised ZeroDivisionError: .*test_session.py:\d+ in <lambda>"),
+        (lambda: 5, "Odd.rubric: expected a Rubric or None, got 5"),
+    ],
+)
+def test_a_rubric_that_breaks_the_contract_is_the_authors_error(
+    open_session: Callable[..., Session], give: Callable[[], Any], message: str
+) -> None:
+    class Odd(Environment):
+        @classmethod
+        def rubric(cls) -> Any:
+            return give()
+
+    session = open_session()
+    session.environment_class = Odd
+    with pytest.raises(EnvironmentAuthorError, match=message):
+        _ = session.rubric
 
 
 def test_every_update_setting_of_the_stage_reaches_the_update() -> None:

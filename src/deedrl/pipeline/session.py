@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from deedrl.environments.environment import Environment
+from deedrl.environments.environment import Environment, checked_tasks, place_of
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
-from deedrl.errors import ConfigError, TaskError
+from deedrl.errors import CheckpointError, ConfigError, DeedRLError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
@@ -64,8 +64,22 @@ class Session:
 
     @cached_property
     def rubric(self) -> Rubric:
-        rubric = self.environment_class.rubric() or default_rubric()
+        rubric = self._own_rubric() or default_rubric()
         return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
+
+    def _own_rubric(self) -> Rubric | None:
+        author = f"{self.environment_class.__name__}.rubric"
+        try:
+            rubric = self.environment_class.rubric()
+        except DeedRLError:
+            raise
+        except Exception as error:
+            raise EnvironmentAuthorError(
+                f"{author} raised {type(error).__name__}: {error}{place_of(error)}; expected a Rubric or None"
+            ) from error
+        if rubric is None or isinstance(rubric, Rubric):
+            return rubric
+        raise EnvironmentAuthorError(f"{author}: expected a Rubric or None, got {rubric!r}")
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
@@ -84,7 +98,7 @@ class Session:
         if split in self.recipe.tasks.files:
             return TaskPool.load(Path(self.recipe.tasks.files[split]), split)
         settings = self.recipe.environment
-        tasks = self.environment_class.generate_tasks(split, count, self.context.seed("tasks"), **self._task_filter())
+        tasks = checked_tasks(self.environment_class, split, count, self.context.seed("tasks"), **self._task_filter())
         if not tasks:
             wanted = f"difficulties {settings.difficulties or 'all'}, families {settings.families or 'all'}"
             raise TaskError(f"{settings.ref} generates no tasks for split '{split}' with {wanted}")

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from deedrl.environments.environment import checked_state_hash
 from deedrl.parsing.parser import parse_action
 from deedrl.policies.policy import CompletionRequest, ContextFull, Policy
 from deedrl.rewards.rubric import Rubric
@@ -260,7 +261,8 @@ class Episode:
             await self._policy.release(self.spec.episode_id)
 
     def _step(self, action: Action) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        self._state_hash = self._slot.base.state_hash()
+        base = self._slot.base
+        self._state_hash = checked_state_hash(base.state_hash(), type(base).__name__)
         return self._slot.wrapped.step(action)
 
     def _call_limit_s(self, tool_name: str | None) -> float:
