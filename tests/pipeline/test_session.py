@@ -71,6 +71,13 @@ def test_a_task_file_is_the_split_it_is_named_for(open_session: Callable[..., Se
     assert open_session(tasks={"files": {"test": str(tmp_path / "tasks.jsonl")}}).tasks("test") == tasks
 
 
+def test_a_task_file_without_tasks_is_refused(open_session: Callable[..., Session], tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("\n\n")
+    session = open_session(tasks={"files": {"test": str(tmp_path / "tasks.jsonl")}})
+    with pytest.raises(TaskError, match="expected tasks of the split 'test', one JSON object a line, found none"):
+        session.tasks("test")
+
+
 def test_F22_a_file_of_another_split_ends_the_run_with_code_2(tmp_path: Path, capsys: Any) -> None:
     tasks = tmp_path / "tasks.jsonl"
     TaskPool([Task.create("Close ticket 7.", split="train")]).save(tasks)

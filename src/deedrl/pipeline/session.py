@@ -96,7 +96,11 @@ class Session:
 
     def _pool(self, split: Split, count: int) -> TaskPool:
         if split in self.recipe.tasks.files:
-            return TaskPool.load(Path(self.recipe.tasks.files[split]), split)
+            path = Path(self.recipe.tasks.files[split])
+            pool = TaskPool.load(path, split)
+            if not pool:
+                raise TaskError(f"{path}: expected tasks of the split '{split}', one JSON object a line, found none")
+            return pool
         settings = self.recipe.environment
         tasks = checked_tasks(self.environment_class, split, count, self.context.seed("tasks"), **self._task_filter())
         if not tasks:
