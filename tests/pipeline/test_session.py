@@ -112,6 +112,26 @@ def test_a_rubric_that_breaks_the_contract_is_the_authors_error(
         _ = session.rubric
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("No space left on device (os error 28)")]
+)
+def test_E12_a_policy_that_cannot_be_saved_leaves_the_earlier_one(
+    open_session: Callable[..., Session], error: Exception
+) -> None:
+    def save(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "half").touch()
+        raise error
+
+    session = open_session()
+    session.run.adapter_folder.mkdir()
+    session.loaded = SimpleNamespace(save=save)  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match="what was saved before is intact; make room"):
+        session.save_policy()
+    assert session.run.adapter_folder.is_dir()
+    assert not list(session.run.folder.glob(".adapter-*"))
+
+
 def test_every_update_setting_of_the_stage_reaches_the_update() -> None:
     stage = Grpo(
         learning_rate=0.5,

@@ -195,7 +195,17 @@ class Session:
         target = self.run.adapter_folder
         scratch, old = target.with_name(".adapter-new"), target.with_name(".adapter-old")
         shutil.rmtree(scratch, ignore_errors=True)
-        self.loaded.save(scratch)
+        try:
+            self.loaded.save(scratch)
+        except Exception as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            # safetensors and tokenizers are written in Rust and have classes of their own for a full disk.
+            if not isinstance(error, OSError) and "(os error " not in str(error):
+                raise
+            raise CheckpointError(
+                f"{target}: cannot write the policy ({error}); what was saved before is intact; make room and run the "
+                "same command again to resume"
+            ) from error
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
