@@ -42,7 +42,8 @@ RELEASE_LIMIT_S = 5.0
 LIMIT_GRACE_S = 0.25
 """Added to a call's limit, so that a tool that keeps its limit itself can still answer the model.
 
-An environment that needs longer for that says so with an attribute `limit_grace_s`.
+An environment that needs longer for that says so with an attribute `limit_grace_s`; one whose `reset` starts
+something that counts against no limit of the task, with `reset_grace_s`.
 """
 
 
@@ -122,9 +123,8 @@ class Episode:
         base, wrapped = self._slot.base, self._slot.wrapped
         seed = environment_seed(self.spec.seed)
         options = {"task": self.spec.task}
-        prompt, _ = await self._slot.call(
-            lambda: wrapped.reset(seed=seed, options=options), self._limits.call_timeout_s
-        )
+        limit_s = self._limits.call_timeout_s + getattr(base, "reset_grace_s", 0.0)
+        prompt, _ = await self._slot.call(lambda: wrapped.reset(seed=seed, options=options), limit_s)
         self.tools = base.toolbox.schemas()
         self._versions = base.toolbox.versions()
         self._max_steps = min(self._limits.max_steps or base.max_steps, base.max_steps)
