@@ -85,8 +85,8 @@ def main() -> None:
     while operation != "close":
         try:
             request = unpack(connection.recv_bytes(), Request)
-        except EOFError:
-            return
+        except (EOFError, OSError):
+            return  # the parent is gone, or has closed its end with a reply unread
         operation = request.operation
         connection.send_bytes(_answer(environment, request))
 
