@@ -65,6 +65,12 @@ def test_yaml_that_would_make_objects_is_refused() -> None:
         parse_yaml("!!python/object/apply:os.system ['true']", "x")
 
 
+@pytest.mark.parametrize("text", ["seed: " + "9" * 6000, "a: " + "[" * 5000], ids=["digits", "nesting"])
+def test_yaml_beyond_the_limits_of_its_reader_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^r\.yaml: a number is too long or the nesting too deep"):
+        parse_yaml(text, "r.yaml")
+
+
 scalars = (
     st.none()
     | st.booleans()

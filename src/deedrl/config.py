@@ -73,6 +73,9 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        # Python reads no number of thousands of digits, and PyYAML no nesting of hundreds of levels.
+        raise ConfigError(f"{origin}: a number is too long or the nesting too deep: {error}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -118,6 +118,32 @@ def test_E12_a_full_disk_is_code_2_and_says_what_is_intact(
     assert "no space left on the disk for somefile: what was written before is intact" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EROFS, "the file system is read-only for somefile"),
+        (errno.EACCES, "permission denied for somefile"),
+        (errno.EMFILE, "too many files are open for somefile"),
+    ],
+)
+def test_what_the_machine_refuses_is_code_2_and_no_traceback(
+    command: Command, stages: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str], number: int, message: str
+) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(number, os.strerror(number), "somefile")
+
+    stages.before = refuse
+    assert command("run", recipe_file, "-o", "r", "-q") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_where_a_folder_is_needed_is_code_2(
+    command: Command, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("run", recipe_file, "-o", recipe_file / "r", "-q") == 2
+    assert "expected a folder and found a file" in capsys.readouterr().err
+
+
 def test_a_bug_is_not_dressed_up_as_a_user_error(command: Command, stages: Any, recipe_file: Path) -> None:
     def bug(name: str) -> None:
         raise ZeroDivisionError

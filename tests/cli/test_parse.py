@@ -61,8 +61,11 @@ def test_reads_a_file_and_the_openai_form(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["tier"] == "strict"
 
 
+DEEP = '{"input": "x", "other": ' + "[" * 5000
+
+
 @pytest.mark.parametrize(
-    "bad", ["{", "7", '{"text": "x"}', '{"input": 7}', '{"input": "x", "finish_reason": "eos"}', b"\xff\xfe"]
+    "bad", ["{", "7", '{"text": "x"}', '{"input": 7}', '{"input": "x", "finish_reason": "eos"}', b"\xff\xfe", DEEP]
 )
 def test_a_bad_line_is_named_and_the_others_are_parsed(bad: str | bytes, tmp_path: Path) -> None:
     middle = bad if isinstance(bad, bytes) else bad.encode()
@@ -78,6 +81,7 @@ def test_a_bad_line_is_named_and_the_others_are_parsed(bad: str | bytes, tmp_pat
         ("{", "JSON list"),
         ({"name": "search"}, "JSON list"),
         ([{"description": "nameless"}], "name"),
+        ('[{"name": "t", "parameters": {"a": ' + "[" * 5000, "JSON list"),
         ([{"name": "t", "parameters": {"type": "objct"}}], "schema"),
         ([{"name": "t"}, {"name": "t"}], "more than once: t"),
     ],

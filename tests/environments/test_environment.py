@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from gymnasium import wrappers
 from gymnasium.utils.env_checker import check_env
 
-from deedrl.environments.environment import Environment
-from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
+from deedrl.environments.environment import Environment, checked_state_hash, checked_tasks
+from deedrl.errors import ConfigError, EnvironmentAuthorError, TaskError, ToolError
 from deedrl.tools.tool import ToolCrash, tool
 from deedrl.types import Action, Split, Task, Verdict
 
@@ -220,6 +221,16 @@ def test_F13_verdict_out_of_range_is_the_authors_error(given: Any, message: str)
             return given
 
     with pytest.raises(EnvironmentAuthorError, match=message):
+        started(Odd).current_verdict()
+
+
+@pytest.mark.parametrize("extra", [{"milestones": {"found": 1}}, {"violations": "rude"}, {"violations": (5,)}])
+def test_verdict_that_could_not_be_read_back_is_the_authors_error(extra: dict[str, Any]) -> None:
+    class Odd(Counter):
+        def verify(self, task: Task) -> Any:
+            return Verdict(solved=False, **extra)
+
+    with pytest.raises(EnvironmentAuthorError, match="and violations as texts, got"):
         started(Odd).current_verdict()
 
 
@@ -578,3 +589,44 @@ def test_copies_have_spaces_of_their_own() -> None:
     expected = Counter().action_space
     expected.seed(1)
     assert other.action_space.sample() == expected.sample()
+
+
+# ---------------------------------------------------------------- generated tasks
+
+
+def generating(give: Callable[[str], Any]) -> type[Environment]:
+    class Odd(Counter):
+        @classmethod
+        def generate_tasks(cls, split: Split, count: int, seed: int) -> Any:
+            return give(split)
+
+    return Odd
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda split: 1 // 0, r"Odd.generate_tasks raised ZeroDivisionError: .*test_environment.py:\d+ in <lambda>"),
+        (lambda split: [Task.create("\ud800")], "Odd.generate_tasks raised UnicodeEncodeError"),
+        (lambda split: [7], "expected tasks, got 7; build them with Task.create"),
+        (
+            lambda split: [Task.create("Go.", split="train")],
+            "of the split 'test', got task .* of 'train'",
+        ),
+    ],
+)
+def test_tasks_that_break_the_contract_are_the_authors_error(give: Callable[[str], Any], message: str) -> None:
+    with pytest.raises(EnvironmentAuthorError, match=message):
+        checked_tasks(generating(give), "test", 2, 0)
+
+
+def test_choosing_tasks_by_what_the_environment_does_not_know_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.difficulties: Odd\.generate_tasks cannot choose"):
+        checked_tasks(generating(lambda split: []), "test", 2, 0, difficulties=("easy",))
+
+
+def test_state_hash_is_a_text_or_nothing() -> None:
+    assert checked_state_hash(None, "Odd") is None
+    assert checked_state_hash("7", "Odd") == "7"
+    with pytest.raises(EnvironmentAuthorError, match=r"Odd\.state_hash: expected a text or None, got 7"):
+        checked_state_hash(7, "Odd")

@@ -11,6 +11,7 @@ from gymnasium.utils.env_checker import check_env
 
 from deedrl.environments.isolation import ProcessEnvironment, WorkerDied
 from deedrl.environments.loading import load_environment
+from deedrl.environments.worker import Request, pack
 from deedrl.errors import ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.tools.tool import ToolCrash
 from deedrl.types import Action, Task, Verdict
@@ -138,6 +139,18 @@ def test_text_that_is_not_unicode_travels(environment: ProcessEnvironment) -> No
     observation, *_, info = environment.step(call("echo", text="\ud800"))
     assert "surrogate" in observation
     assert info["ok"] is False
+
+
+def test_worker_whose_parent_hangs_up_says_nothing(stuck_ref: str, capfd: pytest.CaptureFixture[str]) -> None:
+    made = ProcessEnvironment(stuck_ref, call_timeout_s=20.0)
+    made.reset(seed=1, options={"task": TASK})
+    worker = made._worker
+    assert worker is not None
+    worker._connection.send_bytes(pack(Request(operation="state_hash", limit_s=1.0)))
+    assert worker._connection.poll(20.0)
+    worker._connection.close()
+    worker._process.wait(timeout=20)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_D12_unseeded_resets_are_reproducible(environment: ProcessEnvironment) -> None:

@@ -84,6 +84,13 @@ def test_file_that_raises_names_the_exception_and_the_place(folder: Path) -> Non
         load_environment("importing:One")
 
 
+@pytest.mark.parametrize("ref", ["exiting.py", "exiting:One"])
+def test_file_that_exits_while_it_is_imported_does_not_end_the_process(folder: Path, ref: str) -> None:
+    (folder / "exiting.py").write_text("import sys\nsys.exit(0)\n" + ONE)
+    with pytest.raises(EnvironmentAuthorError, match=r"raised SystemExit: 0 at .*exiting\.py:2"):
+        load_environment(ref)
+
+
 def test_file_with_a_tool_that_breaks_the_contract_keeps_the_message(folder: Path) -> None:
     (folder / "untyped.py").write_text("from deedrl import tool\n@tool\ndef look(x):\n    pass\n")
     with pytest.raises(EnvironmentAuthorError, match="tool 'look', parameter 'x': expected a type hint"):

@@ -97,6 +97,13 @@ def test_C02_group_of_one_is_refused() -> None:
         ("stages=[]", "expected at least one stage"),
         ("tracking=[wandbb]", "did you mean 'wandb'"),
         ("tasks.files.trian=x", "did you mean 'train'"),
+        ("name=../elsewhere", "name: expected a name that a folder can have"),
+        ("name=''", "name: expected a name that a folder can have"),
+        ("stages.sft.name=a/b", "stages.a/b.name: expected a name that a folder can have"),
+        ("stages.sft.name=..", "expected a name that a folder can have"),
+        ('stages.sft.name="a\\0b"', "expected a name that a folder can have"),
+        ("stages.sft.name=" + "n" * 300, "at most 120 bytes"),
+        ("stages.sft.name=éducation 2", None),
     ],
 )
 def test_values_are_checked(override: str, message: str | None) -> None:

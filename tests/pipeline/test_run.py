@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +111,39 @@ def test_a_bad_line_in_the_middle_is_named_and_skipped(tmp_path: Path) -> None:
     events, problems = read_events(path)
     assert [event["event"] for event in events] == ["a", "b"]
     assert ["line 2" in problems[0], "line 3" in problems[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"event":"stage_finished","stage":"sft"}', '{"event":"note","attempt":"x"}', "[" * 5000, "5"]
+)
+def test_an_event_of_another_shape_is_named_and_skipped(tmp_path: Path, recipe: Recipe, line: str) -> None:
+    with Run.open(tmp_path / "run", recipe) as run:
+        run.finish_stage("baseline", 1.0, {})
+    with (tmp_path / "run" / "events.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with Run.open(tmp_path / "run", recipe) as again:
+        assert again.finished("baseline") is not None
+        assert again.finished("sft") is None
+        assert ["line 3: skipped, not an event" in text for text in again.warnings] == [True]
+
+
+def test_a_run_whose_first_event_is_unreadable_is_not_started_over(tmp_path: Path, recipe: Recipe) -> None:
+    with Run.open(tmp_path / "run", recipe) as run:
+        run.finish_stage("baseline", 1.0, {})
+    path = tmp_path / "run" / "events.jsonl"
+    damaged = b"\x00" + path.read_bytes()[1:]
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=r"expected the event 'run_started'.*line 1.*put the file back"):
+        Run.open(tmp_path / "run", recipe)
+    assert path.read_bytes() == damaged
+
+
+def test_a_run_folder_removed_while_running_is_said_and_not_made_again(tmp_path: Path, recipe: Recipe) -> None:
+    with Run.open(tmp_path / "run", recipe) as run:
+        shutil.rmtree(run.folder)
+        with pytest.raises(StoreError, match="removed or moved while the run was going on"):
+            run.finish_stage("baseline", 1.0, {})
+        assert not run.folder.exists()
 
 
 def test_killed_before_the_first_event_starts_anew(tmp_path: Path, recipe: Recipe) -> None:

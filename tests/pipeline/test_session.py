@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deedrl.cli.main import main
+from deedrl.environments.environment import Environment
+from deedrl.errors import CheckpointError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.context import StageContext
 from deedrl.pipeline.grpo_stage import update_settings
 from deedrl.pipeline.recipe import recipe_from
@@ -68,6 +71,13 @@ def test_a_task_file_is_the_split_it_is_named_for(open_session: Callable[..., Se
     assert open_session(tasks={"files": {"test": str(tmp_path / "tasks.jsonl")}}).tasks("test") == tasks
 
 
+def test_a_task_file_without_tasks_is_refused(open_session: Callable[..., Session], tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("\n\n")
+    session = open_session(tasks={"files": {"test": str(tmp_path / "tasks.jsonl")}})
+    with pytest.raises(TaskError, match="expected tasks of the split 'test', one JSON object a line, found none"):
+        session.tasks("test")
+
+
 def test_F22_a_file_of_another_split_ends_the_run_with_code_2(tmp_path: Path, capsys: Any) -> None:
     tasks = tmp_path / "tasks.jsonl"
     TaskPool([Task.create("Close ticket 7.", split="train")]).save(tasks)
@@ -79,6 +89,47 @@ def test_F22_a_file_of_another_split_ends_the_run_with_code_2(tmp_path: Path, ca
         main(["run", str(recipe), "--out", str(tmp_path / "run"), "--quiet"])
     assert ended.value.code == 2
     assert f"{tasks}, line 1: expected a task of the split 'test', got task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda: 1 // 0, r"Odd.rubric raised ZeroDivisionError: .*test_session.py:\d+ in <lambda>"),
+        (lambda: 5, "Odd.rubric: expected a Rubric or None, got 5"),
+    ],
+)
+def test_a_rubric_that_breaks_the_contract_is_the_authors_error(
+    open_session: Callable[..., Session], give: Callable[[], Any], message: str
+) -> None:
+    class Odd(Environment):
+        @classmethod
+        def rubric(cls) -> Any:
+            return give()
+
+    session = open_session()
+    session.environment_class = Odd
+    with pytest.raises(EnvironmentAuthorError, match=message):
+        _ = session.rubric
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("No space left on device (os error 28)")]
+)
+def test_E12_a_policy_that_cannot_be_saved_leaves_the_earlier_one(
+    open_session: Callable[..., Session], error: Exception
+) -> None:
+    def save(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "half").touch()
+        raise error
+
+    session = open_session()
+    session.run.adapter_folder.mkdir()
+    session.loaded = SimpleNamespace(save=save)  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match="what was saved before is intact; make room"):
+        session.save_policy()
+    assert session.run.adapter_folder.is_dir()
+    assert not list(session.run.folder.glob(".adapter-*"))
 
 
 def test_every_update_setting_of_the_stage_reaches_the_update() -> None:

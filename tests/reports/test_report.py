@@ -161,6 +161,15 @@ def test_bad_metric_lines_are_named_and_absent_values_left_out(tmp_path: Path) -
     assert "line 2" in problems[0]
 
 
+@pytest.mark.parametrize("bad", ['{"stage": "a", "step": 1, "metrics": 5}', '{"x": ' + "[" * 100_000])
+def test_metric_lines_of_another_shape_are_named(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([bad, line("a", 1, x=1), line("a", 2, x=2)]))
+    series, problems = read_series(path)
+    assert series[0].points == ((1, 1), (2, 2))
+    assert "line 1" in problems[0]
+
+
 @pytest.mark.parametrize(("value", "text"), [(None, "0.00%"), (0.5, "50.00%"), (1.7, "100.00%"), (-1, "0.00%")])
 def test_bar_lengths_stay_on_the_page(value: float | None, text: str) -> None:
     assert percent(value) == text

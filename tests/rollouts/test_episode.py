@@ -1,8 +1,11 @@
 """One episode from reset to reward: endings, observations, steps and what is recorded."""
 
+import time
+
 import msgspec
 import pytest
 
+from deedrl.environments.isolation import START_LIMIT_S, ProcessEnvironment
 from deedrl.policies.policy import CompletionRequest, ContextFull
 from deedrl.policies.scripted import NoOpPolicy, ScriptedPolicy, SlowPolicy
 from deedrl.rollouts.prompting import check_history
@@ -160,6 +163,19 @@ def test_D07_hanging_async_tool_is_an_error_observation_and_the_episode_goes_on(
     assert trajectory.steps[0].tool_output.ok is False
     assert "0.05 s" in trajectory.steps[1].observation
     assert kit.environment_threads() == []
+
+
+def test_starting_a_process_does_not_count_against_the_limit_of_a_call(kit):
+    class Starting(kit.HangingDesk):
+        reset_grace_s = 30.0
+
+        def reset(self, **options):
+            time.sleep(0.3)
+            return super().reset(**options)
+
+    trajectory = kit.play_one(environment=Starting, limits=Limits(call_timeout_s=0.1), failures=kit.lenient)
+    assert trajectory.failure is None or trajectory.failure.phase != "reset"
+    assert ProcessEnvironment.reset_grace_s > START_LIMIT_S
 
 
 def test_D07_tool_that_ignores_cancellation_is_given_up_unscored(kit):

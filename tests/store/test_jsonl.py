@@ -93,6 +93,15 @@ def test_E01_half_written_last_line(store, path, make):
     assert str(report.bad[0]).startswith(f"{path}:4: torn: ")
 
 
+def test_a_line_nested_too_deep_is_a_bad_line(store, path, make):
+    store.append(make("one"))
+    with path.open("ab") as file:
+        file.write(b'{"other": ' + b"[" * 100_000 + b"\n")
+    store.append(make("two"))
+    assert ids(store) == ["one", "two"]
+    assert (store.scan().good, store.scan().torn) == (2, 1)
+
+
 def test_E01_appending_after_a_torn_tail_does_not_glue(path, make):
     TrajectoryStore(path).append(make("e1"))
     with path.open("ab") as file:

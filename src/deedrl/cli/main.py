@@ -23,6 +23,20 @@ from deedrl.errors import DeedRLError
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+_ROOM, _ACCESS = "make room", "give access to it or choose another folder"
+# What no program can repair, by errno: what happened, and what to do. Any other OSError is a bug until shown otherwise.
+_TROUBLE_OF_THE_MACHINE = {
+    errno.ENOSPC: ("no space left on the disk", _ROOM),
+    errno.EDQUOT: ("the disk quota is used up", _ROOM),
+    errno.EROFS: ("the file system is read-only", _ACCESS),
+    errno.EACCES: ("permission denied", _ACCESS),
+    errno.EPERM: ("permission denied", _ACCESS),
+    errno.ENOTDIR: ("expected a folder and found a file", "choose another folder"),
+    errno.ENAMETOOLONG: ("the path is too long", "choose a shorter one"),
+    errno.EMFILE: ("too many files are open", "raise `ulimit -n` or lower the recipe's concurrency"),
+    errno.EIO: ("the disk reports an error", "check the disk"),
+}
+
 
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM, in a form that typer does not turn into its own message."""
@@ -110,10 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = "run the same command again to resume; nothing reported is lost"
         sys.exit(_fail(f"interrupted: {again}", EXIT_INTERRUPTED))
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _TROUBLE_OF_THE_MACHINE:
             raise
-        intact = "what was written before is intact; make room and run the same command again to resume"
-        sys.exit(_fail(f"no space left on the disk{f' for {error.filename}' if error.filename else ''}: {intact}", 2))
+        place = f" for {error.filename}" if error.filename else ""
+        what, remedy = _TROUBLE_OF_THE_MACHINE[error.errno]
+        again = f"what was written before is intact; {remedy} and run the same command again to resume"
+        sys.exit(_fail(f"{what}{place}: {again}", EXIT_ERROR))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

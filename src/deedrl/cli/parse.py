@@ -40,7 +40,7 @@ def parse(
             continue
         try:
             item = msgspec.json.decode(line, type=_Line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             failed = True
             expected = '{"input": "...", "finish_reason": "stop" or "length"}'
             typer.echo(f"line {number}: expected {expected}, but {error}", err=True)
@@ -64,7 +64,7 @@ def load_tools(path: Path) -> list[ToolSchema]:
             check_schema(tool)
     except OSError as error:
         raise ConfigError(f"cannot read the tools file {path}: {error.strerror}; give an existing file") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, EnvironmentAuthorError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, EnvironmentAuthorError) as error:
         raise ConfigError(
             f'{path} must hold a JSON list of {{"name", "description", "parameters"}}, but: {error}'
         ) from error

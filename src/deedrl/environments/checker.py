@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 
 from deedrl.environments import checks
 from deedrl.environments.checks import DoesNotApply, Failed, Subject
-from deedrl.environments.environment import Environment
+from deedrl.environments.environment import Environment, place_of
 from deedrl.errors import DeedRLError, EnvironmentAuthorError
 from deedrl.types import Record, Task
 
@@ -72,7 +71,7 @@ def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckR
     except Failed as failed:
         return CheckResult(name=name, ok=False, seen=failed.seen, todo=failed.todo)
     except Exception as error:  # noqa: BLE001 - the author's exception is the finding
-        seen = f"{type(error).__name__}: {error}{_place(error)}"
+        seen = f"{type(error).__name__}: {error}{place_of(error)}"
         return CheckResult(name=name, ok=False, seen=seen, todo="fix the exception")
 
 
@@ -88,12 +87,6 @@ def _tasks_of(cls: type[Environment], count: int, seed: int) -> list[Task]:
         raise
     except Exception as error:
         raise EnvironmentAuthorError(
-            f"{cls.__name__} cannot start an episode: {type(error).__name__}: {error}{_place(error)}"
+            f"{cls.__name__} cannot start an episode: {type(error).__name__}: {error}{place_of(error)}"
         ) from error
     return tasks
-
-
-def _place(error: BaseException) -> str:
-    original = getattr(error, "original", error)
-    frames = traceback.extract_tb(original.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""

@@ -54,6 +54,8 @@ class ProcessEnvironment(Environment):
 
     limit_grace_s: ClassVar[float] = GRACE_S + 0.5
     """The runner waits this much beyond a call's limit, so that the worker's own end of the call comes first."""
+    reset_grace_s: ClassVar[float] = START_LIMIT_S + limit_grace_s
+    """The same for `reset`, which may have to start a worker first; many starting at once take long."""
 
     def __init__(self, factory_ref: str, call_timeout_s: float = 30.0) -> None:
         self.factory_ref = factory_ref

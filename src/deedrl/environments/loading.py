@@ -59,7 +59,7 @@ def _import_module(name: str, ref: str) -> ModuleType:
         raise _import_failed(ref, error) from error
     except (ConfigError, EnvironmentAuthorError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _import_failed(ref, error) from error
 
 
@@ -81,7 +81,7 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, EnvironmentAuthorError) or not isinstance(error, Exception):
+        if isinstance(error, EnvironmentAuthorError) or not isinstance(error, Exception | SystemExit):
             raise
         raise _import_failed(str(path), error) from error
     return module
@@ -93,7 +93,7 @@ def _make_importable(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _import_failed(ref: str, error: Exception) -> EnvironmentAuthorError:
+def _import_failed(ref: str, error: BaseException) -> EnvironmentAuthorError:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return EnvironmentAuthorError(f"importing '{ref}' raised {type(error).__name__}: {error}{place}")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from deedrl.environments.environment import Environment
+from deedrl.environments.environment import Environment, checked_state_hash
 from deedrl.environments.loading import load_environment
 from deedrl.tools.limits import ToolInterrupted, alarm
 from deedrl.tools.tool import ToolCrash
@@ -85,8 +85,8 @@ def main() -> None:
     while operation != "close":
         try:
             request = unpack(connection.recv_bytes(), Request)
-        except EOFError:
-            return
+        except (EOFError, OSError):
+            return  # the parent is gone, or has closed its end with a reply unread
         operation = request.operation
         connection.send_bytes(_answer(environment, request))
 
@@ -119,7 +119,7 @@ def _run(environment: Environment, request: Request) -> Reply:
         case "verdict":
             return Reply(verdict=environment.current_verdict())
         case "state_hash":
-            return Reply(text=environment.state_hash())
+            return Reply(text=checked_state_hash(environment.state_hash(), type(environment).__name__))
         case "demonstrate":
             return Reply(actions=tuple(environment.demonstrate(request.task or environment.task)))
         case "close":

@@ -54,6 +54,10 @@ __all__ = [
 ]
 
 
+MAX_NAME_BYTES = 120
+"""Longest name of a run or stage; files made from it have endings of their own."""
+
+
 class AdapterSettings(Settings, frozen=True, kw_only=True):
     """A LoRA adapter in PEFT's terms."""
 
@@ -198,10 +202,12 @@ class Recipe(Settings, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Raises `ConfigError` for values out of range or that do not go together."""
         convert(to_plain(self), Recipe)
+        _require_folder_name(self.name, "name")
         require(bool(self.stages), "stages", "expected at least one stage, got none")
         for name, count in Counter(stage.title for stage in self.stages).items():
             require(count == 1, "stages", f"{count} stages are called '{name}'; give each its own name")
         for stage in self.stages:
+            _require_folder_name(stage.title, f"stages.{stage.title}.name")
             stage.validate(f"stages.{stage.title}")
             self._validate_against_tasks(stage)
         limits = self.limits
@@ -245,6 +251,17 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 f"{path}.steps",
                 "training on mined tasks takes its settings from a grpo stage and the recipe has none; set steps to 0",
             )
+
+
+def _require_folder_name(name: str, path: str) -> None:
+    """Names become parts of paths in the run folder, which they must not lead out of; file systems end at 255 bytes."""
+    usable = name.isprintable() and name == name.strip() and not name.startswith(".") and not set(name) & set("/\\")
+    require(
+        bool(name) and usable and len(name.encode()) <= MAX_NAME_BYTES,
+        path,
+        f"expected a name that a folder can have (printable, no slash, no dot or space in front, at most "
+        f"{MAX_NAME_BYTES} bytes), got {name!r}",
+    )
 
 
 # Fields that change where results are kept, shown or called, never the results.

@@ -140,13 +140,23 @@ class Run:
 
     def _made(self, name: str) -> Path:
         folder = self.folder / name
+        self._require_present()
         folder.mkdir(exist_ok=True)
         return folder
+
+    def _require_present(self) -> None:
+        if not (self.folder / EVENTS).exists():
+            raise StoreError(
+                f"{self.folder}: expected {EVENTS} of this run, found none: the folder was removed or moved while the "
+                "run was going on; put it back, or run the same command again to start afresh"
+            )
 
     # ------------------------------------------------------------ events
 
     def record(self, event: str, **fields: Any) -> None:
         """Appends one event and returns when it is on the disk."""
+        if event != "run_started":
+            self._require_present()
         line = {"time": time.time(), "attempt": self.attempt, "event": event, **fields}
         append_line(self.folder / EVENTS, msgspec.json.encode(redact(msgspec.to_builtins(line))).decode())
 
@@ -173,6 +183,12 @@ class Run:
         self.warnings += problems
         first = next((event for event in events if event["event"] == "run_started"), None)
         if first is None:
+            if events or problems:
+                raise StoreError(
+                    f"{self.folder / EVENTS}: expected the event 'run_started' of the run, found none; "
+                    f"{problems[0] if problems else 'the file begins with another event'}; put the file back as it "
+                    "was, or choose another folder"
+                )
             self._start()
             return
         self._refuse_other_settings(first)
@@ -227,6 +243,28 @@ def _refuse_foreign_folder(folder: Path) -> None:
 # ---------------------------------------------------------------- reading a run without opening it
 
 
+class _Event(msgspec.Struct):
+    """What every event has."""
+
+    event: str
+    attempt: int = 1
+    time: float = 0.0
+
+
+class _RunStarted(_Event, kw_only=True):
+    run_id: str
+    config_hash: str
+
+
+class _StageFinished(_Event, kw_only=True):
+    stage: str
+    seconds: float
+    metrics: dict[str, Any] | None = None
+
+
+_SHAPES: dict[str, type[_Event]] = {"run_started": _RunStarted, "stage_finished": _StageFinished}
+
+
 def read_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """All readable events in order, and in words the lines that are not (file and line number)."""
     events: list[dict[str, Any]] = []
@@ -236,9 +274,9 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             event = msgspec.json.decode(line)
-            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-                raise msgspec.DecodeError("expected an object with a key 'event'")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            name = msgspec.convert(event, _Event).event
+            msgspec.convert(event, _SHAPES.get(name, _Event))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problems.append(f"{path}, line {number}: skipped, not an event: {error}")
         else:
             events.append(event)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from deedrl.environments.environment import Environment
+from deedrl.environments.environment import Environment, checked_tasks, place_of
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
-from deedrl.errors import ConfigError, TaskError
+from deedrl.errors import CheckpointError, ConfigError, DeedRLError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
@@ -64,8 +64,22 @@ class Session:
 
     @cached_property
     def rubric(self) -> Rubric:
-        rubric = self.environment_class.rubric() or default_rubric()
+        rubric = self._own_rubric() or default_rubric()
         return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
+
+    def _own_rubric(self) -> Rubric | None:
+        author = f"{self.environment_class.__name__}.rubric"
+        try:
+            rubric = self.environment_class.rubric()
+        except DeedRLError:
+            raise
+        except Exception as error:
+            raise EnvironmentAuthorError(
+                f"{author} raised {type(error).__name__}: {error}{place_of(error)}; expected a Rubric or None"
+            ) from error
+        if rubric is None or isinstance(rubric, Rubric):
+            return rubric
+        raise EnvironmentAuthorError(f"{author}: expected a Rubric or None, got {rubric!r}")
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
@@ -82,9 +96,13 @@ class Session:
 
     def _pool(self, split: Split, count: int) -> TaskPool:
         if split in self.recipe.tasks.files:
-            return TaskPool.load(Path(self.recipe.tasks.files[split]), split)
+            path = Path(self.recipe.tasks.files[split])
+            pool = TaskPool.load(path, split)
+            if not pool:
+                raise TaskError(f"{path}: expected tasks of the split '{split}', one JSON object a line, found none")
+            return pool
         settings = self.recipe.environment
-        tasks = self.environment_class.generate_tasks(split, count, self.context.seed("tasks"), **self._task_filter())
+        tasks = checked_tasks(self.environment_class, split, count, self.context.seed("tasks"), **self._task_filter())
         if not tasks:
             wanted = f"difficulties {settings.difficulties or 'all'}, families {settings.families or 'all'}"
             raise TaskError(f"{settings.ref} generates no tasks for split '{split}' with {wanted}")
@@ -182,7 +200,17 @@ class Session:
         target = self.run.adapter_folder
         scratch, old = target.with_name(".adapter-new"), target.with_name(".adapter-old")
         shutil.rmtree(scratch, ignore_errors=True)
-        self.loaded.save(scratch)
+        try:
+            self.loaded.save(scratch)
+        except Exception as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            # safetensors and tokenizers are written in Rust and have classes of their own for a full disk.
+            if not isinstance(error, OSError) and "(os error " not in str(error):
+                raise
+            raise CheckpointError(
+                f"{target}: cannot write the policy ({error}); what was saved before is intact; make room and run the "
+                "same command again to resume"
+            ) from error
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)

@@ -113,7 +113,7 @@ def report_data(folder: Path) -> ReportData:
     summary = read_summary(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
     before, after = summary.get("before") or {}, summary.get("after") or {}
     start = next((event for event in events if event["event"] == "run_started"), {})
-    recipe = (folder / RECIPE).read_text(encoding="utf-8") if (folder / RECIPE).exists() else ""
+    recipe = (folder / RECIPE).read_text(encoding="utf-8", errors="replace") if (folder / RECIPE).exists() else ""
     series, bad_lines = read_series(folder / METRICS)
     seconds = sum(result.seconds for result in finished_stages(events).values())
     return ReportData(
@@ -260,10 +260,19 @@ def read_series(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
             record = msgspec.json.decode(line)
             stage, step = str(record["stage"]), float(record["step"])
             metrics = record.get("metrics") or {k: v for k, v in record.items() if k not in {"stage", "step", "time"}}
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            named = list(metrics.items())
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             problems.append(f"{path}, line {number}: skipped, not a metrics record: {error}")
             continue
-        for name, value in metrics.items():
+        for name, value in named:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 table[stage, str(name).removeprefix(f"{stage}/")][step] = float(value)
     series = (
@@ -301,5 +310,5 @@ def _trajectories(path: Path) -> Iterator[Trajectory]:
         for line in lines:
             try:
                 yield msgspec.json.decode(line, type=Trajectory)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # the store reports bad lines; the page only needs one good pair

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from deedrl.environments.environment import checked_state_hash
 from deedrl.parsing.parser import parse_action
 from deedrl.policies.policy import CompletionRequest, ContextFull, Policy
 from deedrl.rewards.rubric import Rubric
@@ -41,7 +42,8 @@ RELEASE_LIMIT_S = 5.0
 LIMIT_GRACE_S = 0.25
 """Added to a call's limit, so that a tool that keeps its limit itself can still answer the model.
 
-An environment that needs longer for that says so with an attribute `limit_grace_s`.
+An environment that needs longer for that says so with an attribute `limit_grace_s`; one whose `reset` starts
+something that counts against no limit of the task, with `reset_grace_s`.
 """
 
 
@@ -121,9 +123,8 @@ class Episode:
         base, wrapped = self._slot.base, self._slot.wrapped
         seed = environment_seed(self.spec.seed)
         options = {"task": self.spec.task}
-        prompt, _ = await self._slot.call(
-            lambda: wrapped.reset(seed=seed, options=options), self._limits.call_timeout_s
-        )
+        limit_s = self._limits.call_timeout_s + getattr(base, "reset_grace_s", 0.0)
+        prompt, _ = await self._slot.call(lambda: wrapped.reset(seed=seed, options=options), limit_s)
         self.tools = base.toolbox.schemas()
         self._versions = base.toolbox.versions()
         self._max_steps = min(self._limits.max_steps or base.max_steps, base.max_steps)
@@ -260,7 +261,8 @@ class Episode:
             await self._policy.release(self.spec.episode_id)
 
     def _step(self, action: Action) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        self._state_hash = self._slot.base.state_hash()
+        base = self._slot.base
+        self._state_hash = checked_state_hash(base.state_hash(), type(base).__name__)
         return self._slot.wrapped.step(action)
 
     def _call_limit_s(self, tool_name: str | None) -> float:

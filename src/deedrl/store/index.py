@@ -64,7 +64,7 @@ class EpisodeIndex:
     def _take(self, offset: int, line: bytes) -> None:
         try:
             head = _head_decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         self.add(head.episode_id, offset, head.provenance)
 
