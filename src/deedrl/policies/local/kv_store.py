@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deedrl.memory import give_back
 from deedrl.policies.local.attention import attend_many, attend_one, causal_own_mask, folded_mask
 
 SLOT_QUANTUM = 128
@@ -40,16 +41,21 @@ class KVStore:
         if slots <= self.slots:
             return
         slots = -(-slots // SLOT_QUANTUM) * SLOT_QUANTUM
-        self.keys = [self._grown(self.keys, layer, slots) for layer in range(self.layers)]
-        self.values = [self._grown(self.values, layer, slots) for layer in range(self.layers)]
+        if not self.slots:
+            self.keys, self.values = ([self._empty(slots) for _ in range(self.layers)] for _ in range(2))
+        else:
+            # One block after the other, so that old and new storage never exist as a whole side by side.
+            for blocks in (self.keys, self.values):
+                for layer in range(self.layers):
+                    grown = self._empty(slots)
+                    grown[:, :, : self.slots] = blocks[layer]
+                    blocks[layer] = grown
+            give_back()
         self.slots = slots
 
-    def _grown(self, blocks: list[Tensor], layer: int, slots: int) -> Tensor:
+    def _empty(self, slots: int) -> Tensor:
         # Zeros, not empty memory: a masked slot holding NaN would still turn weight 0 into NaN.
-        block = torch.zeros(self.rows, self.kv_heads, slots, self.size, dtype=self.dtype)
-        if blocks:
-            block[:, :, : self.slots] = blocks[layer]
-        return block
+        return torch.zeros(self.rows, self.kv_heads, slots, self.size, dtype=self.dtype)
 
     def move_row(self, source: int, target: int) -> None:
         for block in (*self.keys, *self.values):
