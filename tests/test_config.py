@@ -16,6 +16,7 @@ from deedrl.config import (
     parse_override,
     parse_yaml,
     read_yaml,
+    to_plain,
 )
 from deedrl.errors import ConfigError
 
@@ -152,6 +153,11 @@ def test_a_file_that_is_a_list_is_a_config_error(tmp_path: Path) -> None:
 def test_fingerprint_ignores_the_order_of_keys() -> None:
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+
+
+def test_settings_do_not_differ_from_what_was_written_of_them() -> None:
+    plain = to_plain(Outer(inner=Inner(words=("a", "b"))))
+    assert differences(parse_yaml(dump_yaml(plain), "x"), plain) == []
 
 
 def test_differences_name_the_leaves() -> None:

@@ -179,7 +179,14 @@ def convert(data: Any, kind: type[T], origin: str = "") -> T:
 
 def to_plain(settings: Any) -> Any:
     """Settings as dicts, lists and scalars, defaults included."""
-    return msgspec.to_builtins(settings)
+    return _with_lists(msgspec.to_builtins(settings))
+
+
+def _with_lists(data: Any) -> Any:
+    """Tuples as the lists that YAML gives back, so that settings equal what was written of them."""
+    if isinstance(data, dict):
+        return {key: _with_lists(value) for key, value in data.items()}
+    return [_with_lists(value) for value in data] if isinstance(data, (list, tuple)) else data
 
 
 def _structure_problems(data: Any, info: inspect.Type, at: str) -> Iterator[str]:
