@@ -138,6 +138,14 @@ def test_a_run_whose_first_event_is_unreadable_is_not_started_over(tmp_path: Pat
     assert path.read_bytes() == damaged
 
 
+def test_results_whose_events_are_gone_are_not_started_over(tmp_path: Path, recipe: Recipe) -> None:
+    with Run.open(tmp_path / "run", recipe) as run:
+        (run.trajectories / "baseline.jsonl").touch()
+    (tmp_path / "run" / EVENTS).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"expected an empty folder or a run .*found trajectories"):
+        Run.open(tmp_path / "run", recipe)
+
+
 def test_a_run_folder_removed_while_running_is_said_and_not_made_again(tmp_path: Path, recipe: Recipe) -> None:
     with Run.open(tmp_path / "run", recipe) as run:
         shutil.rmtree(run.folder)

@@ -54,3 +54,12 @@ def test_counts_belong_to_shares_only() -> None:
 def test_a_missing_summary_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="at least one finished evaluation"):
         read_summary(tmp_path / "summary.json")
+
+
+@pytest.mark.parametrize(
+    "content", ['{"before": 5}', '{"stages": 3}', '{"after": {"by_family": [1]}}', '{"before": {"spread": 1}}']
+)
+def test_a_summary_of_another_shape_says_what_to_do(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(StoreError, match=r"not the summary of a run: .*run the recipe again"):
+        read_summary(tmp_path / "summary.json")

@@ -229,9 +229,10 @@ class Run:
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: expected a folder for the run, got a file; choose another with --out")
-    if not folder.exists() or (folder / EVENTS).exists():
+    # An empty file of events is what a process killed before its first one leaves, or the end of a run's memory.
+    if not folder.exists() or ((folder / EVENTS).exists() and (folder / EVENTS).stat().st_size > 0):
         return
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in {_LOCK, RECIPE})
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in {_LOCK, RECIPE, EVENTS})
     foreign = [name for name in foreign if not name.startswith(f".{RECIPE}.")]
     if foreign:
         raise ConfigError(

@@ -69,7 +69,35 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: cannot be read: {error}; run the recipe again to write it anew") from error
     if not isinstance(data, dict):
         raise StoreError(f"{path}: expected an object with 'before', 'after' and 'stages', got {type(data).__name__}")
+    try:
+        msgspec.convert(data, _Shape)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"{path}: not the summary of a run: {error}; run the recipe again to write it anew") from error
     return data
+
+
+class _Figures(msgspec.Struct):
+    """What is read of metrics beyond single figures."""
+
+    by_family: dict[str, dict[str, Any]] | None = None
+    by_difficulty: dict[str, dict[str, Any]] | None = None
+    by_split: dict[str, dict[str, Any]] | None = None
+    terminations: dict[str, int] | None = None
+    splits: dict[str, dict[str, Any]] | None = None
+    spread: dict[str, Any] | None = None
+
+
+class _Stage(msgspec.Struct):
+    name: str | None = None
+    metrics: _Figures | None = None
+
+
+class _Shape(msgspec.Struct):
+    """What readers of a summary rely on; figures are read one by one and may be absent."""
+
+    before: _Figures | None = None
+    after: _Figures | None = None
+    stages: list[_Stage] | None = None
 
 
 def figure(metrics: Mapping[str, Any] | None, key: str, unit: Unit = "percent") -> ShownFigure:
