@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 import zipfile
 
@@ -279,3 +280,13 @@ def test_export_after_sampling_does_not_leave_our_attention_in_the_folder(kit, t
     export_merged(loaded, tmp_path)
     assert "deedrl" not in (tmp_path / "config.json").read_text()
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_weights_that_are_not_the_models_are_refused_instead_of_random_ones(kit, tmp_path):
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "foreign"
+    shutil.copytree(kit.folder(), folder)
+    save_file({"some.other.weight": torch.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks \d+ weights, such as .*config.json"):
+        load_model(str(folder))

@@ -84,9 +84,15 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
+        model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype), output_loading_info=True)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load the model '{path}': {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        # transformers fills them with random numbers and goes on.
+        raise ModelError(
+            f"the model '{path}' lacks {len(missing)} weights, such as {missing[0]}: its weight files are not those of "
+            "its config.json; copy the model anew"
+        )
     if chat_template is not None:
         tokenizer.chat_template = CHATML if chat_template == "chatml" else _read_template(Path(chat_template))
     renderer = Renderer(tokenizer)
