@@ -33,11 +33,12 @@ class SupportDesk(Environment):
     """
 
     instructions = (
-        "You run a shop's support desk. Look up the order, then decide once. Trust the database. "
-        "Delivery trouble: refund if lost or damaged (only damaged items), else deny. "
-        "Returns: get_policy; refund inside the window, else deny. "
+        "You run a shop's support desk. Look up the order, then decide once. "
+        "Delivery problem: refund if lost or damaged, else deny. "
+        "Damage: refund the item damaged in the photo, else deny. "
+        "Return: get_policy; refund inside the window, else deny. "
         "Above 400, fraud flag or legal threat: escalate. "
-        "Where is my parcel: reply with its tracking code; if lost, refund."
+        "Where is the parcel: reply with the tracking code; if lost, refund."
     )
     max_steps: ClassVar[int] = 8
     blocking: ClassVar[bool] = False

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from datetime import date
+
+from deedrl.environments.suite.support.goal import REFUND_LIMIT_CENTS
 
 FULL_LISTING = 2
 """Up to this many orders of a customer are shown in full; more are shown as ids and items only."""
@@ -29,7 +32,10 @@ def orders_of(connection: sqlite3.Connection, email: str) -> list[str]:
 
 
 def describe_order(connection: sqlite3.Connection, order_id: str) -> str:
-    """Items with prices, state of each parcel, photo report, earlier refund and account flag."""
+    """Items with prices, state of each parcel, photo report, earlier refund and account flag.
+
+    Where the desk speaks in words, it also says that an order is above the limit for refunds.
+    """
     items, status = _items(connection, order_id), _status(connection, order_id)
     parts = [f"Order {order_id}: {items}", f"Status: {status}" if status else "", *_notes(connection, order_id)]
     return ". ".join(part for part in parts if part) + "."
@@ -37,11 +43,17 @@ def describe_order(connection: sqlite3.Connection, order_id: str) -> str:
 
 def describe_orders(connection: sqlite3.Connection, order_ids: list[str]) -> str:
     """The same, one order a line and without labels."""
-    lines = []
-    for order_id in order_ids:
-        facts = [_status(connection, order_id), *_notes(connection, order_id)]
-        lines.append(f"{order_id} {_items(connection, order_id)}: {'. '.join(fact for fact in facts if fact)}")
-    return "\n".join(lines)
+    return "\n".join(
+        order_line(
+            order_id, _items(connection, order_id), [_status(connection, order_id), *_notes(connection, order_id)]
+        )
+        for order_id in order_ids
+    )
+
+
+def order_line(order_id: str, items: str, facts: Sequence[str]) -> str:
+    """One order of several: the items come first, since by them the customer means it."""
+    return ", ".join(fact for fact in (f"{items}: order {order_id}", *facts) if fact)
 
 
 def _items(connection: sqlite3.Connection, order_id: str) -> str:
@@ -52,7 +64,7 @@ def _items(connection: sqlite3.Connection, order_id: str) -> str:
         (order_id,),
     )
     return ", ".join(
-        f"{name} {money(cents)}" + ("" if status is None else f" ({_parcel(status, tracking)})")
+        priced(name, cents) + ("" if status is None else f" ({parcel(status, tracking)})")
         for name, cents, status, tracking in rows
     )
 
@@ -62,10 +74,16 @@ def _status(connection: sqlite3.Connection, order_id: str) -> str:
     row = connection.execute(
         "SELECT status, tracking FROM shipments WHERE order_id = ? AND item_id IS NULL", (order_id,)
     ).fetchone()
-    return "" if row is None else _parcel(*row)
+    return "" if row is None else parcel(*row)
 
 
-def _parcel(status: str, tracking: str) -> str:
+def priced(item: str, cents: int) -> str:
+    """An item with its price."""
+    return f"{item} {money(cents)}"
+
+
+def parcel(status: str, tracking: str) -> str:
+    """A parcel's state, with its tracking code if it has one."""
     return f"{status}, tracking {tracking}" if tracking else status
 
 
@@ -74,7 +92,11 @@ def _notes(connection: sqlite3.Connection, order_id: str) -> list[str]:
         "SELECT photo, flag FROM orders JOIN customers ON customers.id = customer_id WHERE orders.id = ?", (order_id,)
     ).fetchone()
     refunds = connection.execute("SELECT amount_cents FROM refunds WHERE order_id = ?", (order_id,)).fetchall()
+    total, detail = connection.execute(
+        "SELECT sum(price_cents), policy_detail FROM order_items, desk WHERE order_id = ?", (order_id,)
+    ).fetchone()
     return [
+        *([f"Above {REFUND_LIMIT_CENTS // 100}"] if detail == "words" and total > REFUND_LIMIT_CENTS else []),
         *([f"Photo: {photo}"] if photo else []),
         *(f"Refunded before: {money(cents)}" for (cents,) in refunds),
         *([f"Account: {flag}"] if flag else []),
