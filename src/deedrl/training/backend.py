@@ -61,12 +61,12 @@ class LogprobModel(nn.Module):
         """
         with _adapter_precision(self.model):
             if prefix is None:
-                layers = self._keys_values(batch.prefix_ids[None], []) if batch.prefix_ids.numel() else []
+                layers = self._keys_values(batch.prefix_ids)
             elif prefix.ids is batch.prefix_ids:
                 layers = prefix.layers
             else:
                 raise ValueError("expected the shared prefix of the batch's own update, got that of another")
-            hidden = self._hidden(batch, layers)[batch.rows, batch.columns]
+            hidden = self._hidden(batch, layers)[batch.slots]
             head = self.model.get_output_embeddings()
             logprobs, entropies = [], []
             for start in range(0, len(hidden), LOGITS_CHUNK):
@@ -74,25 +74,28 @@ class LogprobModel(nn.Module):
                 logprobs.append(self._chunk_logprobs(head, part, targets))
                 if with_entropy:
                     entropies.append(_chunk_entropy(head, part, self._temperature))
-        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+        spread = batch.predictions
+        return torch.cat(logprobs)[spread], torch.cat(entropies)[spread] if with_entropy else None
 
     def shared_prefix(self, ids: Tensor) -> SharedPrefix:
         """The prefix `ids` [P] of an update's batches (`Batch.prefix_ids`), for `forward`."""
         with _adapter_precision(self.model):
-            return SharedPrefix(ids, self._keys_values(ids[None], []) if ids.numel() else [])
+            return SharedPrefix(ids, self._keys_values(ids))
 
     def _hidden(self, batch: Batch, prefix: KeysValues) -> Tensor:
-        """Last hidden states [B, T, hidden] of the rows' own tokens."""
+        """Last hidden states [slots, hidden] of shared beginnings and of the rows' own tokens."""
         earlier = [_Earlier(prefix)] if prefix else []
-        starts = torch.tensor(batch.prefix_ids.numel()) + batch.prompt_lengths[batch.prompt_of]
-        if batch.prompt_ids.shape[1]:
-            prompts = self._keys_values(batch.prompt_ids, earlier)
-            earlier = [*earlier, _Earlier(prompts, batch.prompt_of, batch.prompt_lengths[batch.prompt_of])]
-        return self._run(batch.ids, starts, earlier)[0]
+        starts = torch.tensor(batch.prefix_ids.numel())
+        if not batch.shared_ids.numel():
+            return self._run(batch.ids, starts.expand(len(batch.ids)), earlier)[0].flatten(0, 1)
+        shared, layers = self._run(batch.shared_ids, starts.expand(len(batch.shared_ids)), earlier)
+        earlier = [*earlier, _Earlier(layers, batch.shared_of, batch.shared_before)]
+        own, _ = self._run(batch.ids, starts + batch.shared_before, earlier)
+        return torch.cat([shared.flatten(0, 1), own.flatten(0, 1)])
 
-    def _keys_values(self, ids: Tensor, earlier: Sequence[_Earlier]) -> KeysValues:
-        starts = torch.full((len(ids),), sum(segment.tokens for segment in earlier))
-        return self._run(ids, starts, earlier)[1]
+    def _keys_values(self, ids: Tensor) -> KeysValues:
+        """Of ids [P], at the beginning of everything; none where P is 0."""
+        return self._run(ids[None], torch.zeros(1, dtype=torch.long), [])[1] if ids.numel() else []
 
     def _run(self, ids: Tensor, starts: Tensor, earlier: Sequence[_Earlier]) -> tuple[Tensor, KeysValues]:
         """One pass over ids [B, T] that begin at positions `starts` [B]: hidden states, and the new keys and values."""
@@ -116,7 +119,7 @@ class LogprobModel(nn.Module):
 
 
 class _Earlier:
-    """Keys and values that come before a pass's own tokens: one row for all, or row `rows` [B] for each."""
+    """Keys and values before a pass's own tokens: one row for all, or of row `rows` [B] the first `lengths` [B]."""
 
     def __init__(self, layers: KeysValues, rows: Tensor | None = None, lengths: Tensor | None = None) -> None:
         self._layers = layers
@@ -131,7 +134,7 @@ class _Earlier:
         return keys[self._rows], values[self._rows]
 
     def visible(self, rows: int, tokens: int) -> Tensor:
-        """Mask [B, 1, T, S]: everything but padding."""
+        """Mask [B, 1, T, S]: everything but what is not the row's, or padding."""
         if self._lengths is None:
             return torch.ones(rows, 1, tokens, self.tokens, dtype=torch.bool)
         real = torch.arange(self.tokens)[None] < self._lengths[:, None]
@@ -144,7 +147,7 @@ class _TreeLayout:
     def __init__(self, earlier: Sequence[_Earlier], rows: int, tokens: int, model: Any) -> None:
         self.kept: KeysValues = []
         self._earlier = earlier
-        # Rows differ only where prompts have padding: otherwise one mask serves them all.
+        # Rows differ only in what they see of shared beginnings: without these one mask serves them all.
         masks = rows if any(segment.visible(1, 1).shape[0] > 1 for segment in earlier) else 1
         own = causal_own_mask(torch.zeros(masks, dtype=torch.long), tokens, tokens)
         mask = torch.cat([*(segment.visible(masks, tokens) for segment in earlier), own], dim=-1)

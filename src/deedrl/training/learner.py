@@ -55,7 +55,7 @@ class Learner:
         Gradients add up over micro-batches, so `loss` must already carry the normalisation of the whole update.
         `dropout` switches the model's dropout on; it makes no sense where importance ratios are taken.
         """
-        if not any(len(batch.targets) for batch in batches):
+        if not any(batch.action_tokens for batch in batches):
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
         total = 0.0
         self._optimizer.zero_grad(set_to_none=True)
