@@ -59,7 +59,7 @@ class Learner:
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
         total = 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        with self._dropout() if dropout else nullcontext():
+        with self._dropout() if dropout else nullcontext(), self._module.packed():
             prefix = self._module.shared_prefix(batches[0].prefix_ids)
             for batch in batches:
                 logprobs, _ = self._logprobs(batch, prefix)
@@ -81,8 +81,9 @@ class Learner:
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
-        prefix = self._module.shared_prefix(batches[0].prefix_ids)
-        return [self._module(batch, prefix)[0] for batch in batches]
+        with self._module.packed():
+            prefix = self._module.shared_prefix(batches[0].prefix_ids)
+            return [self._module(batch, prefix)[0] for batch in batches]
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:
