@@ -7,10 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deedrl.policies.local.model import add_adapter
-from deedrl.training import backend
+from deedrl.training import backend, packing
 from deedrl.training.backend import LogprobModel, frozen_at
 from deedrl.training.chosen_logprob import chosen_logprobs
-from deedrl.training.losses import sample_weights, sft_loss
+from deedrl.training.frozen_products import FrozenWeight
+from deedrl.training.losses import policy_loss, sample_weights, sft_loss
 from deedrl.training.packing import pack
 from deedrl.training.weighting import weighted
 
@@ -26,17 +27,22 @@ def relative(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
-def by_row(batch, logprobs):
-    return [logprobs[batch.rows == row] for row in range(len(batch.lengths))]
+@pytest.fixture(autouse=True)
+def _even_one_token_is_shared(monkeypatch):
+    monkeypatch.setattr(packing, "SHORTEST_SHARED", 1)
+
+
+def by_sample(batch, logprobs):
+    return [logprobs[batch.sample_of == row] for row in range(len(batch.weights))]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_of_rows_that_share_a_prefix_equal_a_plain_pass_row_by_row(kit, temperature):
+def test_logprobs_of_rows_that_share_a_prefix_equal_a_plain_pass_row_by_sample(kit, temperature):
     samples, plain = kit.family(), kit.plain()
     batch = kit.one_batch(samples)
     assert batch.prefix_ids.numel() == 9
     found, _ = LogprobModel(kit.load().model, temperature=temperature)(batch)
-    for row, sample in zip(by_row(batch, found), sorted(samples, key=lambda s: len(s.ids)), strict=True):
+    for row, sample in zip(by_sample(batch, found), sorted(samples, key=lambda s: len(s.ids)), strict=True):
         assert torch.allclose(row, plain_logprobs(plain, sample, temperature), atol=1e-5)
 
 
@@ -72,7 +78,7 @@ def siblings(kit):
 def test_gradient_through_prompts_of_siblings_and_one_prefix_of_all_batches_equals_plain_rows(kit, micro_batch_tokens):
     samples, plain, loaded = siblings(kit), kit.plain(), kit.load()
     batches = pack(samples, micro_batch_tokens=micro_batch_tokens)
-    assert any(batch.prompt_ids.shape[1] for batch in batches)
+    assert any(batch.shared_ids.shape[1] for batch in batches)
     module = LogprobModel(loaded.model)
     prefix = module.shared_prefix(batches[0].prefix_ids)
     for batch in batches:
@@ -81,6 +87,70 @@ def test_gradient_through_prompts_of_siblings_and_one_prefix_of_all_batches_equa
     found = torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
     expected = kit.gradient(plain, sum(plain_logprobs(plain, sample).sum() for sample in samples))
     assert relative(found, expected) < 1e-5
+
+
+def relatives(kit):
+    """Four siblings with one first action (two identical, one a beginning of these), two without it, and one alone.
+
+    Every sample has old log-probabilities, advantages and a weight of its own.
+    """
+    head = kit.ids(1, 7)
+    prompt, action, observation, last = [*head, *kit.ids(2, 5)], kit.ids(3, 6), kit.ids(4, 4), kit.ids(5, 5)
+    turns = [
+        (prompt, action, observation, last),
+        (prompt, action, observation, last),
+        (prompt, action, observation, last[:2]),
+        (prompt, action, observation, kit.ids(6, 9)),
+        (prompt, kit.ids(7, 5), kit.ids(8, 3), kit.ids(9, 4)),
+        (prompt, kit.ids(10, 7)),
+        ([*head, *kit.ids(11, 4)], kit.ids(12, 5)),
+    ]
+    samples = []
+    for i, parts in enumerate(turns):
+        count = sum(map(len, parts))
+        noise = torch.randn(2, count, generator=torch.Generator().manual_seed(i))
+        fields = {"logprobs": tuple((noise[0] - 7).tolist()), "advantages": tuple((noise[1] + i - 3).tolist())}
+        samples.append(kit.sample(f"e{i}", *parts, weight=0.1 + i / 7, **fields))
+    return samples
+
+
+def clipped_loss(logprobs, sampled, advantages, weights):
+    return policy_loss(logprobs, sampled, advantages, weights, clip_low=0.9, clip_high=9.0).loss
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1_000_000, 60, 30, 1])
+def test_policy_gradient_of_siblings_that_share_actions_equals_that_of_plain_rows(kit, micro_batch_tokens):
+    samples, plain, loaded = relatives(kit), kit.plain(), kit.load()
+    batches = pack(samples, micro_batch_tokens=micro_batch_tokens)
+    if micro_batch_tokens == 1_000_000:
+        assert sum(len(batch.targets) for batch in batches) < sum(sample.action_tokens for sample in samples)
+    module = LogprobModel(loaded.model)
+    prefix = module.shared_prefix(batches[0].prefix_ids)
+    total = 0.0
+    for batch in batches:
+        loss = clipped_loss(module(batch, prefix)[0], batch.logprobs, batch.advantages, batch.weights[batch.sample_of])
+        loss.backward()
+        total += float(loss.detach())
+    prefix.backward()
+    found = torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
+
+    def plain_loss(sample):
+        at = torch.tensor(sample.action_mask)
+        fields = torch.tensor(sample.logprobs)[at], torch.tensor(sample.advantages)[at]
+        return clipped_loss(plain_logprobs(plain, sample), *fields, torch.tensor(sample.weight))
+
+    expected = sum(plain_loss(sample) for sample in samples)
+    assert total == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert relative(found, kit.gradient(plain, expected)) < 1e-5
+
+
+def test_logprobs_of_samples_that_share_actions_equal_a_plain_pass(kit):
+    samples, plain = relatives(kit), kit.plain()
+    batch = kit.one_batch(samples)
+    found = by_sample(batch, LogprobModel(kit.load().model)(batch)[0])
+    by_weight = {round(sample.weight, 6): plain_logprobs(plain, sample) for sample in samples}
+    for weight, values in zip(batch.weights.tolist(), found, strict=True):
+        assert torch.allclose(values, by_weight[round(weight, 6)], atol=1e-5)
 
 
 def test_the_prefix_of_another_update_is_refused(kit):
@@ -97,7 +167,7 @@ def test_logprobs_under_a_frozen_head_and_their_gradient_equal_autograd(temperat
     weight = torch.randn(50, 16, generator=generator) * 3
     targets = torch.tensor([0, 49, 3, 3, 17, 8, 25])
     upstream = torch.randn(7, generator=generator)
-    found = chosen_logprobs(hidden, weight, targets, temperature)
+    found = chosen_logprobs(hidden, FrozenWeight(weight), targets, temperature)
     [gradient] = torch.autograd.grad(found, hidden, upstream)
     expected = (hidden @ weight.T / temperature).log_softmax(-1)[torch.arange(7), targets]
     [slow] = torch.autograd.grad(expected, hidden, upstream)
@@ -143,7 +213,7 @@ def test_C09_micro_batches_of_any_size_add_up_to_the_same_gradient(kit, normalis
 
     def gradient(micro_batch_tokens):
         batches = pack(scaled, micro_batch_tokens=micro_batch_tokens)
-        losses = [sft_loss(module(batch)[0], batch.weights[batch.rows]) for batch in batches]
+        losses = [sft_loss(module(batch)[0], batch.weights[batch.sample_of]) for batch in batches]
         return len(batches), kit.gradient(loaded.model, sum(losses))
 
     (one, whole), (some, halves), (many, single) = gradient(10_000), gradient(60), gradient(1)
@@ -159,7 +229,7 @@ def test_C09_ten_tokens_as_one_batch_or_as_two_and_eight(kit):
     scaled = weighted(samples, sample_weights(samples, "token"))
     module = LogprobModel(loaded.model)
     loss = {
-        size: sum(sft_loss(module(b)[0], b.weights[b.rows]) for b in pack(scaled, micro_batch_tokens=size))
+        size: sum(sft_loss(module(b)[0], b.weights[b.sample_of]) for b in pack(scaled, micro_batch_tokens=size))
         for size in (1, 100)
     }
     assert torch.allclose(kit.gradient(loaded.model, loss[1]), kit.gradient(loaded.model, loss[100]), atol=1e-6)
@@ -172,7 +242,7 @@ def test_contexts_after_an_action_do_not_reach_back(kit):
     one = kit.sample("a", [5, 6], [7, 8], [9, 9, 9], [4])
     other = kit.sample("b", [5, 6], [7, 8], [3], [4, 4, 4, 4, 4, 4])
     batch = kit.one_batch([one, other])
-    logprobs = by_row(batch, LogprobModel(kit.load().model)(batch)[0])
+    logprobs = by_sample(batch, LogprobModel(kit.load().model)(batch)[0])
     assert torch.allclose(logprobs[0][:2], logprobs[1][:2], atol=1e-6)
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask, install
-from deedrl.policies.local.merged import decoder_of
+from deedrl.policies.local.twin import decoder_of
 from deedrl.training.chosen_logprob import chosen_logprobs
+from deedrl.training.frozen_products import FrozenWeight, PackedModel, is_frozen
 from deedrl.training.packing import Batch
 
 LOGITS_CHUNK = 512
@@ -51,6 +52,16 @@ class LogprobModel(nn.Module):
         super().__init__()
         self.model = model
         self._temperature = temperature
+        self._packed: PackedModel | None = None
+
+    @contextmanager
+    def packed(self) -> Iterator[None]:
+        """Inside the block products with frozen weights are packed; their memory is given back after it."""
+        self._packed = PackedModel(self.model)
+        try:
+            yield
+        finally:
+            self._packed = None
 
     def forward(
         self, batch: Batch, prefix: SharedPrefix | None = None, with_entropy: bool = False
@@ -61,12 +72,12 @@ class LogprobModel(nn.Module):
         """
         with _adapter_precision(self.model):
             if prefix is None:
-                layers = self._keys_values(batch.prefix_ids[None], []) if batch.prefix_ids.numel() else []
+                layers = self._keys_values(batch.prefix_ids)
             elif prefix.ids is batch.prefix_ids:
                 layers = prefix.layers
             else:
                 raise ValueError("expected the shared prefix of the batch's own update, got that of another")
-            hidden = self._hidden(batch, layers)[batch.rows, batch.columns]
+            hidden = self._hidden(batch, layers)[batch.slots]
             head = self.model.get_output_embeddings()
             logprobs, entropies = [], []
             for start in range(0, len(hidden), LOGITS_CHUNK):
@@ -74,25 +85,28 @@ class LogprobModel(nn.Module):
                 logprobs.append(self._chunk_logprobs(head, part, targets))
                 if with_entropy:
                     entropies.append(_chunk_entropy(head, part, self._temperature))
-        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+        spread = batch.predictions
+        return torch.cat(logprobs)[spread], torch.cat(entropies)[spread] if with_entropy else None
 
     def shared_prefix(self, ids: Tensor) -> SharedPrefix:
         """The prefix `ids` [P] of an update's batches (`Batch.prefix_ids`), for `forward`."""
         with _adapter_precision(self.model):
-            return SharedPrefix(ids, self._keys_values(ids[None], []) if ids.numel() else [])
+            return SharedPrefix(ids, self._keys_values(ids))
 
     def _hidden(self, batch: Batch, prefix: KeysValues) -> Tensor:
-        """Last hidden states [B, T, hidden] of the rows' own tokens."""
+        """Last hidden states [slots, hidden] of shared beginnings and of the rows' own tokens."""
         earlier = [_Earlier(prefix)] if prefix else []
-        starts = torch.tensor(batch.prefix_ids.numel()) + batch.prompt_lengths[batch.prompt_of]
-        if batch.prompt_ids.shape[1]:
-            prompts = self._keys_values(batch.prompt_ids, earlier)
-            earlier = [*earlier, _Earlier(prompts, batch.prompt_of, batch.prompt_lengths[batch.prompt_of])]
-        return self._run(batch.ids, starts, earlier)[0]
+        starts = torch.tensor(batch.prefix_ids.numel())
+        if not batch.shared_ids.numel():
+            return self._run(batch.ids, starts.expand(len(batch.ids)), earlier)[0].flatten(0, 1)
+        shared, layers = self._run(batch.shared_ids, starts.expand(len(batch.shared_ids)), earlier)
+        earlier = [*earlier, _Earlier(layers, batch.shared_of, batch.shared_before)]
+        own, _ = self._run(batch.ids, starts + batch.shared_before, earlier)
+        return torch.cat([shared.flatten(0, 1), own.flatten(0, 1)])
 
-    def _keys_values(self, ids: Tensor, earlier: Sequence[_Earlier]) -> KeysValues:
-        starts = torch.full((len(ids),), sum(segment.tokens for segment in earlier))
-        return self._run(ids, starts, earlier)[1]
+    def _keys_values(self, ids: Tensor) -> KeysValues:
+        """Of ids [P], at the beginning of everything; none where P is 0."""
+        return self._run(ids[None], torch.zeros(1, dtype=torch.long), [])[1] if ids.numel() else []
 
     def _run(self, ids: Tensor, starts: Tensor, earlier: Sequence[_Earlier]) -> tuple[Tensor, KeysValues]:
         """One pass over ids [B, T] that begin at positions `starts` [B]: hidden states, and the new keys and values."""
@@ -100,12 +114,14 @@ class LogprobModel(nn.Module):
         rows, tokens = ids.shape
         layout = _TreeLayout(earlier, rows, tokens, self.model)
         positions = starts[:, None] + torch.arange(tokens)[None]
-        output = decoder_of(self.model)(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
+        decoder = self._packed.decoder if self._packed else decoder_of(self.model)
+        output = decoder(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
         return output.last_hidden_state, layout.kept
 
     def _chunk_logprobs(self, head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-        if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
-            return chosen_logprobs(hidden, head.weight, targets, self._temperature)
+        if is_frozen(head) and head.bias is None:
+            weight = (self._packed and self._packed.head) or FrozenWeight(head.weight)
+            return chosen_logprobs(hidden, weight, targets, self._temperature)
         if torch.is_grad_enabled():
             values: Tensor = checkpoint(_plain_logprobs, head, hidden, targets, self._temperature, use_reentrant=False)
             return values
@@ -116,7 +132,7 @@ class LogprobModel(nn.Module):
 
 
 class _Earlier:
-    """Keys and values that come before a pass's own tokens: one row for all, or row `rows` [B] for each."""
+    """Keys and values before a pass's own tokens: one row for all, or of row `rows` [B] the first `lengths` [B]."""
 
     def __init__(self, layers: KeysValues, rows: Tensor | None = None, lengths: Tensor | None = None) -> None:
         self._layers = layers
@@ -131,7 +147,7 @@ class _Earlier:
         return keys[self._rows], values[self._rows]
 
     def visible(self, rows: int, tokens: int) -> Tensor:
-        """Mask [B, 1, T, S]: everything but padding."""
+        """Mask [B, 1, T, S]: everything but what is not the row's, or padding."""
         if self._lengths is None:
             return torch.ones(rows, 1, tokens, self.tokens, dtype=torch.bool)
         real = torch.arange(self.tokens)[None] < self._lengths[:, None]
@@ -144,7 +160,7 @@ class _TreeLayout:
     def __init__(self, earlier: Sequence[_Earlier], rows: int, tokens: int, model: Any) -> None:
         self.kept: KeysValues = []
         self._earlier = earlier
-        # Rows differ only where prompts have padding: otherwise one mask serves them all.
+        # Rows differ only in what they see of shared beginnings: without these one mask serves them all.
         masks = rows if any(segment.visible(1, 1).shape[0] > 1 for segment in earlier) else 1
         own = causal_own_mask(torch.zeros(masks, dtype=torch.long), tokens, tokens)
         mask = torch.cat([*(segment.visible(masks, tokens) for segment in earlier), own], dim=-1)

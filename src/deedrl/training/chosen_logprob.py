@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deedrl.training.frozen_products import FrozenWeight
 
-def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+
+def chosen_logprobs(hidden: Tensor, weight: FrozenWeight, targets: Tensor, temperature: float) -> Tensor:
     """log softmax(hidden · weightᵀ / temperature) at `targets`; differentiable in `hidden` alone.
 
     hidden [N, D], weight [V, D], targets [N] → [N] float32.
@@ -23,8 +25,8 @@ def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature
 
 class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        logits = torch.nn.functional.linear(hidden, weight).float()
+    def forward(ctx: Any, hidden: Tensor, weight: FrozenWeight, targets: Tensor, temperature: float) -> Tensor:
+        logits = weight.forward(hidden).float()
         if temperature != 1.0:
             logits /= temperature
         top = logits.amax(-1, keepdim=True)
@@ -32,8 +34,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         weights = logits.sub_(top).exp_()
         total = weights.sum(-1, keepdim=True)
         if ctx.needs_input_grad[0]:
-            expected = (weights.to(weight.dtype) @ weight).float() / total
-            jacobian = (weight[targets].float() - expected) / temperature
+            expected = weight.backward(weights.to(weight.weight.dtype)).float() / total
+            jacobian = (weight.weight[targets].float() - expected) / temperature
             ctx.save_for_backward(jacobian.to(hidden.dtype))
         return (chosen - total.log())[:, 0]
 

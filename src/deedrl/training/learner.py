@@ -55,11 +55,11 @@ class Learner:
         Gradients add up over micro-batches, so `loss` must already carry the normalisation of the whole update.
         `dropout` switches the model's dropout on; it makes no sense where importance ratios are taken.
         """
-        if not any(len(batch.targets) for batch in batches):
+        if not any(batch.action_tokens for batch in batches):
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
         total = 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        with self._dropout() if dropout else nullcontext():
+        with self._dropout() if dropout else nullcontext(), self._module.packed():
             prefix = self._module.shared_prefix(batches[0].prefix_ids)
             for batch in batches:
                 logprobs, _ = self._logprobs(batch, prefix)
@@ -81,8 +81,9 @@ class Learner:
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
-        prefix = self._module.shared_prefix(batches[0].prefix_ids)
-        return [self._module(batch, prefix)[0] for batch in batches]
+        with self._module.packed():
+            prefix = self._module.shared_prefix(batches[0].prefix_ids)
+            return [self._module(batch, prefix)[0] for batch in batches]
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:

@@ -4,60 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from deedrl.training.samples import TrainingSample
 
+SHORTEST_SHARED = 16
+"""Tokens. A shorter common beginning is not worth a pass of its own through all layers."""
+
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch, a tree of three levels: prefix → prompts of tasks → each row's own tokens.
+    """One micro-batch, a tree of three levels: prefix → shared beginnings → each row's own tokens.
 
-    prefix_ids [P], common to all samples of the update. prompt_ids [G, Q] right-padded with prompt_lengths [G]: what
-    siblings read before their first action, computed once for all of them; Q is 0 where no two rows are siblings.
-    ids [B, T] right-padded with lengths [B]: each row's own tokens, which follow prompt `prompt_of` [B].
+    prefix_ids [P], common to all samples of the update. shared_ids [G, Q] right-padded with shared_lengths [G]: what
+    the rows of a cluster go on with, actions included, computed once for all of them. ids [B, T] right-padded with
+    lengths [B]: each row's own tokens, which follow the first `shared_before` [B] tokens of `shared_of` [B]; a row
+    outside all clusters has 0 there. G and Q are 0 where there are no clusters.
 
-    The N action tokens of all rows lie flat: `rows`, `columns` [N] point at the position in `ids` whose hidden state
-    predicts the token, `targets` [N] are the tokens; `logprobs`, `advantages` [N] float32; `weights` [B].
+    A slot is a position in shared_ids or, counted on from G Q, in ids, both row by row. The hidden state at `slots` [M]
+    predicts the token `targets` [M]: every pair that some sample needs, once. The N action tokens of all S samples lie
+    flat: `predictions` [N] says which of the M each is, `sample_of` [N] whose it is; `logprobs`, `advantages` [N]
+    float32; `weights` [S].
     """
 
     prefix_ids: Tensor
-    prompt_ids: Tensor
-    prompt_lengths: Tensor
-    prompt_of: Tensor
+    shared_ids: Tensor
+    shared_lengths: Tensor
+    shared_of: Tensor
+    shared_before: Tensor
     ids: Tensor
     lengths: Tensor
-    rows: Tensor
-    columns: Tensor
+    slots: Tensor
     targets: Tensor
+    predictions: Tensor
+    sample_of: Tensor
     logprobs: Tensor
     advantages: Tensor
     weights: Tensor
 
     @property
     def tokens(self) -> int:
-        """Real tokens computed: prefix and prompts once, plus every row's own."""
-        return int(self.prefix_ids.numel() + self.prompt_lengths.sum() + self.lengths.sum())
+        """Real tokens computed: prefix and shared beginnings once, plus every row's own."""
+        return int(self.prefix_ids.numel() + self.shared_lengths.sum() + self.lengths.sum())
+
+    @property
+    def action_tokens(self) -> int:
+        """N, in which a token that several samples hold counts for each of them."""
+        return len(self.predictions)
 
 
 def shared_prefix_length(samples: Sequence[TrainingSample]) -> int:
     """Tokens all samples begin with, ending at least one token before the first action of any of them."""
-    limit = min(_context(sample) for sample in samples)
     first = samples[0].ids
-    for position in range(limit):
-        if any(sample.ids[position] != first[position] for sample in samples):
-            return position
-    return limit
+    limit = min(sample.action_mask.index(True) for sample in samples) - 1
+    return max(min(limit, *(_common(first, sample.ids) for sample in samples)), 0)
 
 
 def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[Batch]:
-    """Cuts samples into batches of at most `micro_batch_tokens` padded prompt and own tokens, similar lengths together.
+    """Cuts samples into batches of at most `micro_batch_tokens` padded shared and own tokens, similar lengths together.
 
-    Samples with the same context before their first action stay together as far as the limit allows. Samples without
-    action tokens contribute nothing and are left out. A single longer sample gets a batch of its own. All batches hold
-    the same prefix tensor.
+    Rows of a cluster stay together as far as the limit allows. Samples without action tokens contribute nothing and
+    are left out, and so is what follows the last token that predicts an action. A single longer sample gets a batch of
+    its own. All batches hold the same prefix tensor.
     """
     useful = [sample for sample in samples if any(sample.action_mask)]
     if not useful:
@@ -68,97 +79,167 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
                 f"sample {sample.episode_id} begins with an action token, which nothing predicts; "
                 "expected a prompt of at least one token before it"
             )
-    length = shared_prefix_length(useful)
-    prefix = torch.tensor(useful[0].ids[:length], dtype=torch.long)
-    batches: list[list[_Siblings]] = [[]]
-    for siblings in _sibling_groups(useful, length, micro_batch_tokens):
-        if batches[-1] and _padded_tokens([*batches[-1], siblings]) > micro_batch_tokens:
+    start = shared_prefix_length(useful)
+    prefix = torch.tensor(useful[0].ids[:start], dtype=torch.long)
+    pieces = [piece for rows in _clustered(_rows(useful), start) for piece in _pieces(rows, start, micro_batch_tokens)]
+    batches: list[list[_Cluster]] = [[]]
+    for piece in sorted(pieces, key=lambda piece: (piece.longest, piece.shared)):
+        if batches[-1] and _padded_tokens([*batches[-1], piece]) > micro_batch_tokens:
             batches.append([])
-        batches[-1].append(siblings)
-    return [_batch(groups, prefix) for groups in batches]
+        batches[-1].append(piece)
+    return [_batch(clusters, prefix) for clusters in batches]
+
+
+# ---------------------------------------------------------------- what is computed once
 
 
 @dataclass(frozen=True)
-class _Siblings:
-    """Rows with one prompt; `prompt` is empty for a row without siblings, which then holds it itself."""
+class _Row:
+    """Tokens to compute, and the samples they serve: what each of these has to compute is a beginning of `ids`."""
 
-    prompt: tuple[int, ...]
-    samples: tuple[TrainingSample, ...]
+    ids: tuple[int, ...]
+    samples: list[TrainingSample]
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """Rows that have `shared` tokens in common after the first `start`; 0 for a row alone, which holds all itself."""
+
+    rows: tuple[_Row, ...]
     start: int
-    """Where the rows' own tokens begin in their samples."""
+    shared: int
+
+    @classmethod
+    def of(cls, rows: Sequence[_Row], start: int) -> _Cluster:
+        ends = [_common(rows[0].ids, row.ids) for row in rows[1:]]
+        return cls(tuple(rows), start, min(ends, default=start) - start)
 
     @property
     def longest(self) -> int:
-        return max(len(sample.ids) for sample in self.samples) - self.start
+        return max(len(row.ids) for row in self.rows) - self.start - self.shared
 
 
-def _context(sample: TrainingSample) -> int:
-    """Tokens before the one that predicts the first action."""
-    return max(sample.action_mask.index(True) - 1, 0)
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    for position, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return position
+    return min(len(one), len(other))
 
 
-def _sibling_groups(samples: Sequence[TrainingSample], prefix: int, limit: int) -> list[_Siblings]:
-    """Rows by prompt, cut where one prompt has more rows than the limit holds, from short to long."""
-    by_prompt: dict[tuple[int, ...], list[TrainingSample]] = {}
-    for sample in samples:
-        by_prompt.setdefault(sample.ids[prefix : _context(sample)], []).append(sample)
-    groups: list[_Siblings] = []
-    for prompt, members in by_prompt.items():
-        start = prefix + len(prompt)
-        piece: list[TrainingSample] = []
-        for sample in sorted(members, key=lambda s: len(s.ids)):
-            if piece and len(prompt) + (len(piece) + 1) * (len(sample.ids) - start) > limit:
-                groups.append(_siblings(prompt, piece, prefix))
-                piece = []
-            piece.append(sample)
-        groups.append(_siblings(prompt, piece, prefix))
-    return sorted(groups, key=lambda group: group.longest)
+def _rows(samples: Sequence[TrainingSample]) -> list[_Row]:
+    """The distinct rows of samples; none is a beginning of another."""
+    rows: list[_Row] = []
+    # From the last action token on nothing predicts an action. In falling order a row's beginnings come after it.
+    needed = [(sample.ids[: max(i for i, a in enumerate(sample.action_mask) if a)], sample) for sample in samples]
+    for ids, sample in sorted(needed, key=lambda pair: pair[0], reverse=True):
+        if rows and rows[-1].ids[: len(ids)] == ids:
+            rows[-1].samples.append(sample)
+        else:
+            rows.append(_Row(ids, [sample]))
+    return rows
 
 
-def _siblings(prompt: tuple[int, ...], samples: Sequence[TrainingSample], prefix: int) -> _Siblings:
-    if len(samples) == 1 or not prompt:
-        return _Siblings(prompt=(), samples=tuple(samples), start=prefix)
-    return _Siblings(prompt=prompt, samples=tuple(samples), start=prefix + len(prompt))
+def _clustered(rows: Sequence[_Row], start: int) -> list[list[_Row]]:
+    """Rows by what they begin with: the pairs with most in common join first, as long as that saves tokens.
+
+    A cluster of n rows with c tokens in common saves (n - 1) c. A row that would shorten the common part of a cluster
+    by more than it saves stays out, and may join others like it.
+    """
+    tails = [row.ids[start:] for row in rows]
+    pairs = ((_common(tails[i], tails[j]), i, j) for i, j in combinations(range(len(rows)), 2))
+    cluster_of = {i: [i] for i in range(len(rows))}
+    saved = dict.fromkeys(cluster_of, 0)  # by a cluster's first row
+    for common, i, j in sorted((pair for pair in pairs if pair[0] >= SHORTEST_SHARED), reverse=True):
+        one, other = cluster_of[i], cluster_of[j]
+        # Pairs come with falling `common`, so it is what the two clusters have in common as well.
+        saving = (len(one) + len(other) - 1) * common
+        if one is not other and saving > saved[one[0]] + saved[other[0]]:
+            one += other
+            saved[one[0]] = saving
+            cluster_of.update(dict.fromkeys(other, one))
+    return [[rows[i] for i in cluster] for first, cluster in cluster_of.items() if cluster[0] == first]
 
 
-def _padded_tokens(groups: Sequence[_Siblings]) -> int:
-    rows = sum(len(group.samples) for group in groups)
-    prompts = len(groups) * max(len(group.prompt) for group in groups)
-    return prompts + rows * max(group.longest for group in groups)
+def _pieces(rows: Sequence[_Row], start: int, limit: int) -> list[_Cluster]:
+    """A cluster, or several of similar lengths where it has more rows than the limit holds."""
+    pieces: list[_Cluster] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        joined = _Cluster.of([*pieces[-1].rows, row], start) if pieces else None
+        if joined and _padded_tokens([joined]) <= limit:
+            pieces[-1] = joined
+        else:
+            pieces.append(_Cluster.of([row], start))
+    return pieces
+
+
+def _padded_tokens(clusters: Sequence[_Cluster]) -> int:
+    shared = [cluster.shared for cluster in clusters if cluster.shared]
+    rows = sum(len(cluster.rows) for cluster in clusters)
+    return len(shared) * max(shared, default=0) + rows * max(cluster.longest for cluster in clusters)
+
+
+# ---------------------------------------------------------------- tensors
 
 
 def _padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids [n, longest] right-padded with 0, and lengths [n]."""
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+    lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.long)
+    ids = torch.zeros(len(sequences), max(map(len, sequences), default=0), dtype=torch.long)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = torch.tensor(sequence)
     return ids, lengths
 
 
-def _batch(groups: Sequence[_Siblings], prefix: Tensor) -> Batch:
-    members = [(index, group.start, sample) for index, group in enumerate(groups) for sample in group.samples]
-    prompt_ids, prompt_lengths = _padded([group.prompt for group in groups])
-    ids, lengths = _padded([sample.ids[start:] for _, start, sample in members])
-    rows, columns, logprobs, advantages = [], [], [], []
-    for row, (_, start, sample) in enumerate(members):
-        at = torch.tensor(sample.action_mask[start:]).nonzero()[:, 0]
-        rows.append(torch.full_like(at, row))
-        columns.append(at - 1)
-        logprobs.append(torch.tensor(sample.logprobs[start:])[at])
-        advantages.append(torch.tensor((sample.advantages or (0.0,) * len(sample.ids))[start:])[at])
-    row_index, column_index = torch.cat(rows), torch.cat(columns)
+def _batch(clusters: Sequence[_Cluster], prefix: Tensor) -> Batch:
+    sharing = [cluster for cluster in clusters if cluster.shared]
+    members = [(cluster, row) for cluster in clusters for row in cluster.rows]
+    start = len(prefix)
+    shared_ids, shared_lengths = _padded([c.rows[0].ids[start : start + c.shared] for c in sharing])
+    ids, lengths = _padded([row.ids[start + cluster.shared :] for cluster, row in members])
+    place = {id(cluster): index for index, cluster in enumerate(sharing)}
+    flat = _FlatTokens()
+    for index, (cluster, row) in enumerate(members):
+        first, own = place.get(id(cluster), 0) * shared_ids.shape[1], shared_ids.numel() + index * ids.shape[1]
+        slots = [*range(first, first + cluster.shared), *range(own, own + len(row.ids))]
+        for sample in row.samples:
+            flat.add(sample, start, slots)
     return Batch(
         prefix_ids=prefix,
-        prompt_ids=prompt_ids,
-        prompt_lengths=prompt_lengths,
-        prompt_of=torch.tensor([index for index, _, _ in members]),
+        shared_ids=shared_ids,
+        shared_lengths=shared_lengths,
+        shared_of=torch.tensor([place.get(id(cluster), 0) for cluster, _ in members]),
+        shared_before=torch.tensor([cluster.shared for cluster, _ in members]),
         ids=ids,
         lengths=lengths,
-        rows=row_index,
-        columns=column_index,
-        targets=ids[row_index, column_index + 1],
-        logprobs=torch.cat(logprobs),
-        advantages=torch.cat(advantages),
-        weights=torch.tensor([sample.weight for _, _, sample in members]),
+        slots=torch.tensor([slot for slot, _ in flat.distinct]),
+        targets=torch.tensor([target for _, target in flat.distinct]),
+        predictions=torch.tensor(flat.predictions),
+        sample_of=torch.tensor(flat.sample_of),
+        logprobs=torch.tensor(flat.logprobs),
+        advantages=torch.tensor(flat.advantages),
+        weights=torch.tensor(flat.weights),
     )
+
+
+class _FlatTokens:
+    """The action tokens of samples one after the other, and the distinct (slot, target) they need."""
+
+    def __init__(self) -> None:
+        self.distinct: dict[tuple[int, int], int] = {}
+        self.predictions: list[int] = []
+        self.sample_of: list[int] = []
+        self.logprobs: list[float] = []
+        self.advantages: list[float] = []
+        self.weights: list[float] = []
+
+    def add(self, sample: TrainingSample, start: int, slots: Sequence[int]) -> None:
+        """`slots` are those of the sample's tokens from position `start` on."""
+        for position, action in enumerate(sample.action_mask):
+            if action:
+                pair = slots[position - 1 - start], sample.ids[position]
+                self.predictions.append(self.distinct.setdefault(pair, len(self.distinct)))
+                self.sample_of.append(len(self.weights))
+                self.logprobs.append(sample.logprobs[position])
+                self.advantages.append(sample.advantages[position] if sample.advantages else 0.0)
+        self.weights.append(sample.weight)

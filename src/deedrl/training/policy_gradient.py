@@ -49,7 +49,7 @@ def update_policy(
             logprobs,
             batch.logprobs,
             batch.advantages,
-            batch.weights[batch.rows],
+            batch.weights[batch.sample_of],
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
             reference=references.get(id(batch)),
@@ -62,7 +62,7 @@ def update_policy(
         stats = learner.update(
             batches, loss, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm
         )
-    tokens = sum(len(batch.targets) for batch in batches)
+    tokens = sum(batch.action_tokens for batch in batches)
     means = {name: _mean(parts, name, tokens * settings.updates_per_batch) for name in ("clipped", "clamped", "kl")}
     return {
         "loss": stats.loss,

@@ -29,7 +29,7 @@ def sft_update(
     batches = pack(scaled, micro_batch_tokens=micro_batch_tokens)
     return learner.update(
         batches,
-        lambda batch, logprobs: sft_loss(logprobs, batch.weights[batch.rows]),
+        lambda batch, logprobs: sft_loss(logprobs, batch.weights[batch.sample_of]),
         learning_rate=learning_rate,
         max_grad_norm=max_grad_norm,
         dropout=True,
