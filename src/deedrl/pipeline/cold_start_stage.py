@@ -62,26 +62,26 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
 
 def _sample(session: Session, stage: ColdStart, tasks: Sequence[Task]) -> list[Trajectory]:
     """`samples_per_task` episodes a task under rotating prompt variants, a share of them guided."""
-    total = len(tasks) * stage.samples_per_task
-    guided_count = round(stage.samples_per_task * stage.guided_share)
-    found: list[Trajectory] = []
-    with session.context.progress.bar(f"{stage.title}: sampling", total=total, unit="episode") as bar:
-        for index in range(stage.samples_per_task):
-            # One variant at a time: all its episodes share one system prompt, which is then computed once.
-            variant = _variant(session, stage, index)
-            found += _round(session, stage, tasks, f"sample-{index}", variant, index < guided_count, bar)
-    return found
+    count = stage.samples_per_task
+    guided = round(count * stage.guided_share)
+    variants = [_variant(session, stage, index) for index in range(count)]
+    labelled = [(f"sample-{index}", variant) for index, variant in enumerate(variants)]
+    with session.context.progress.bar(f"{stage.title}: sampling", total=len(tasks) * count, unit="episode") as bar:
+        found = _play(session, stage, tasks, labelled[:guided], True, bar)
+        return found + _play(session, stage, tasks, labelled[guided:], False, bar)
 
 
-def _round(
+def _play(
     session: Session,
     stage: ColdStart,
     tasks: Sequence[Task],
-    label: str,
-    variant: PromptVariant,
+    rounds: Sequence[tuple[str, PromptVariant]],
     guided: bool,
     bar: Bar,
 ) -> list[Trajectory]:
+    """An episode a task and round, all together: a step with many rows costs little more than one with few."""
+    if not rounds:
+        return []
     specs = [
         session.spec(
             task,
@@ -91,6 +91,7 @@ def _round(
             source="guided" if guided else "policy",
             prompt=variant,
         )
+        for label, variant in rounds
         for task in tasks
     ]
     return session.play(specs, store=f"{stage.title}-samples", policy=session.policy(guided=guided), bar=bar)
@@ -116,14 +117,11 @@ def _stable(
     again = [by_id[task_id] for task_id in dict.fromkeys(t.task_id for t in successes)]
     if not again or not stage.stability_repeats:
         return list(successes)
-    wins: Counter[str] = Counter()
     total = len(again) * stage.stability_repeats
+    rounds = [(f"repeat-{repeat}", _variant(session, stage, 0)) for repeat in range(stage.stability_repeats)]
     with session.context.progress.bar(f"{stage.title}: is it luck?", total=total, unit="episode") as bar:
-        for repeat in range(stage.stability_repeats):
-            guided = stage.guided_share > 0
-            variant = _variant(session, stage, 0)
-            episodes = _round(session, stage, again, f"repeat-{repeat}", variant, guided, bar)
-            wins.update(t.task_id for t in episodes if t.solved)
+        episodes = _play(session, stage, again, rounds, stage.guided_share > 0, bar)
+    wins = Counter(t.task_id for t in episodes if t.solved)
     needed = stage.stability_share * stage.stability_repeats
     return [t for t in successes if wins[t.task_id] >= max(needed, 1e-9)]
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from deedrl.policies.local.engine import Engine, Turn
+from deedrl.policies.local.engine import Engine
+from deedrl.policies.local.turn import Turn
 from deedrl.policies.policy import CompletionRequest, action_text
 from deedrl.types import Action, Message, SamplingParams, ToolSchema
 

@@ -171,7 +171,9 @@ def test_B05_episode_asked_again_after_a_cancelled_turn_has_its_context_once(kit
         return await policy.complete(kit.request("e")), await local(loaded).complete(kit.request("e"))
 
     after, fresh = asyncio.run(again())
-    assert after == fresh
+    assert (after.token_ids, after.prompt_ids) == (fresh.token_ids, fresh.prompt_ids)
+    # The context is still stored but for its last token, so rounding differs.
+    assert after.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
 def test_error_in_the_model_reaches_all_who_wait_and_the_policy_goes_on(kit):

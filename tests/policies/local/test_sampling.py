@@ -16,9 +16,9 @@ ALMOST_ONE = 1 - 2.0**-53
 
 def draw(logits, uniforms, temperature=1.0):
     """One draw per uniform from the same row of logits."""
-    rows = torch.tensor(logits, dtype=torch.float32)[None].expand(len(uniforms), -1)
-    temperatures = torch.full((len(uniforms),), temperature)
-    return sample_tokens(rows, temperatures, torch.tensor(uniforms, dtype=torch.float64))
+    row = torch.tensor(logits, dtype=torch.float32)[None]
+    which = torch.zeros(len(uniforms), dtype=torch.long)
+    return sample_tokens(row, torch.tensor([temperature]), torch.tensor(uniforms, dtype=torch.float64), which)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -28,8 +28,8 @@ def test_frequencies_follow_the_distribution(temperature):
     logits = torch.randn(200, generator=generator)
     draws = 100_000
     uniforms = torch.rand(draws, dtype=torch.float64, generator=generator)
-    tokens, _ = sample_tokens(logits.expand(draws, -1), torch.full((draws,), temperature), uniforms)
     expected = (logits.double() / temperature).softmax(-1) * draws
+    tokens, _ = sample_tokens(logits[None], torch.tensor([temperature]), uniforms, torch.zeros(draws, dtype=torch.long))
     found = torch.bincount(tokens, minlength=200)
     assert float(((found - expected) ** 2 / expected).sum()) < 300
 
@@ -60,12 +60,11 @@ def test_greedy_takes_the_largest_and_reports_its_logprob_at_temperature_one():
 
 
 def test_rows_keep_their_own_temperatures():
-    logits = torch.tensor([[math.log(0.25), math.log(0.75)]]).expand(3, -1)
-    tokens, logprobs = sample_tokens(
-        logits, torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0.05, 0.2, 0.2], dtype=torch.float64)
-    )
-    assert tokens.tolist() == [1, 0, 1]
-    assert logprobs.exp().tolist() == pytest.approx([0.75, 0.25, 0.9], abs=1e-6)
+    logits = torch.tensor([[math.log(0.25), math.log(0.75)]]).repeat(3, 1)
+    uniforms = torch.tensor([0.2, 0.05, 0.2, 0.05], dtype=torch.float64)
+    tokens, logprobs = sample_tokens(logits, torch.tensor([0.0, 1.0, 0.5]), uniforms, torch.tensor([2, 0, 1, 2]))
+    assert tokens.tolist() == [1, 1, 0, 0]
+    assert logprobs.exp().tolist() == pytest.approx([0.9, 0.75, 0.25, 0.1], abs=1e-6)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, ALMOST_ONE])
@@ -101,12 +100,14 @@ def test_no_mass_is_shifted_in_a_vocabulary_of_realistic_size():
     vocabulary = 150_000
     wanted = torch.tensor([0, 1, 74_999, 149_998, 149_999])
     uniforms = (wanted.double() + 0.5) / vocabulary
-    tokens, _ = sample_tokens(torch.zeros(5, vocabulary), torch.ones(5), uniforms)
+    tokens, _ = sample_tokens(torch.zeros(5, vocabulary), torch.ones(5), uniforms, torch.arange(5))
     assert tokens.tolist() == wanted.tolist()
 
 
 def test_bfloat16_logits_are_sampled_in_float32():
     logits = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.bfloat16)
-    _, logprobs = sample_tokens(logits, torch.ones(1), torch.tensor([0.999], dtype=torch.float64))
+    _, logprobs = sample_tokens(
+        logits, torch.ones(1), torch.tensor([0.999], dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    )
     assert logprobs.dtype == torch.float32
     assert float(logprobs[0]) == pytest.approx(2 - math.log(1 + math.e + math.e**2), abs=1e-6)

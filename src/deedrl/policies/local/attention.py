@@ -11,7 +11,7 @@ D head size.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -78,42 +78,51 @@ def attend_many(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scali
     return output.reshape(rows, heads, tokens, size)
 
 
-def attend_one(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    prefix: tuple[Tensor, Tensor] | None,
-    prefix_bias: Tensor | None,
-    own_bias: Tensor,
-    scaling: float,
-) -> Tensor:
-    """Attention for one new token a row (decoding): the prefix in one product for all rows, own parts row by row.
+class Part(NamedTuple):
+    """Attention of B query rows to a part of what each may see; parts are put together with `merged`.
 
-    query [B, H, 1, D]; keys, values [B, K, S, D]; prefix two [1, K, P, D] or None; prefix_bias [B] (0 or -inf, for
-    rows without the prefix) or None; own_bias [B, 1, 1, S] (0 or -inf). The two parts share one softmax.
+    The whole is `output` / `total`, [B, K, G, D].
     """
-    rows, heads, _, size = query.shape
-    kv_heads = keys.shape[1]
-    groups = heads // kv_heads
-    grouped = query.view(rows, kv_heads, groups, size) * scaling
-    own = (grouped @ keys.transpose(-1, -2)).float() + own_bias
-    top = own.amax(-1, keepdim=True)
-    if prefix is None:
-        weights = (own - top).exp_()
-        return ((weights.to(values.dtype) @ values) / weights.sum(-1, keepdim=True).to(values.dtype)).view(query.shape)
-    by_head = grouped.transpose(0, 1).reshape(kv_heads, rows * groups, size)
-    shared = (by_head @ prefix[0][0].transpose(-1, -2)).float().view(kv_heads, rows, groups, -1)
-    if prefix_bias is not None:
-        shared = shared + prefix_bias[None, :, None, None]
-    top = torch.maximum(top, shared.amax(-1, keepdim=True).transpose(0, 1))
-    own_weights = (own - top).exp_()
-    shared_weights = (shared - top.transpose(0, 1)).exp_()
-    total = own_weights.sum(-1, keepdim=True) + shared_weights.sum(-1, keepdim=True).transpose(0, 1)
-    from_prefix = shared_weights.to(values.dtype).view(kv_heads, rows * groups, -1) @ prefix[1][0]
-    output = (own_weights.to(values.dtype) @ values).float() + from_prefix.view(kv_heads, rows, groups, size).transpose(
-        0, 1
-    )
-    return (output / total).to(query.dtype).view(query.shape)
+
+    output: Tensor
+    """Values weighted by exp(score - top), [B, K, G, D] float32."""
+    top: Tensor
+    """Largest score, [B, K, G, 1] float32."""
+    total: Tensor
+    """Sum of the weights, [B, K, G, 1] float32."""
+
+
+def attend_own(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Part:
+    """Attention of one new token a row (decoding) to the row's own part.
+
+    query [B, K, G, D], scaled; keys, values [B, K, S, D]; bias [B, 1, 1, S] (0 or -inf), never all of it -inf.
+    """
+    return _weighted((query @ keys.transpose(-1, -2)).float().add_(bias), values)
+
+
+def attend_shared(query: Tensor, keys: Tensor, values: Tensor) -> Part:
+    """Attention of one new token a row to what these rows share, in one product.
+
+    query [B, K, G, D], scaled; keys, values [1, K, P, D].
+    """
+    rows, kv_heads, groups, size = query.shape
+    by_head = query.transpose(0, 1).reshape(kv_heads, rows * groups, size)
+    part = _weighted((by_head @ keys[0].transpose(-1, -2)).float(), values[0])
+    return Part(*(tensor.view(kv_heads, rows, groups, -1).transpose(0, 1) for tensor in part))
+
+
+def merged(first: Part, second: Part) -> Part:
+    """Attention to both parts under one softmax."""
+    top = torch.maximum(first.top, second.top)
+    one, two = (first.top - top).exp_(), (second.top - top).exp_()
+    return Part(first.output * one + second.output * two, top, first.total * one + second.total * two)
+
+
+def _weighted(scores: Tensor, values: Tensor) -> Part:
+    """Overwrites `scores`, which are float32."""
+    top = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(top).exp_()
+    return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
 
 
 def install(model: Any) -> None:

@@ -6,10 +6,8 @@ It returns the turns that finished. After an update of the weights `reset` is ne
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,62 +15,19 @@ from torch import Tensor
 from deedrl.errors import ModelError
 from deedrl.memory import give_back
 from deedrl.policies.local.attention import context_limit, install
-from deedrl.policies.local.kv_store import Fill, KVStore, PrefixLayout, StepLayout
+from deedrl.policies.local.kv_store import KVStore, Prefix, PrefixLayout
+from deedrl.policies.local.layout import Fill, StepLayout
 from deedrl.policies.local.merged import SamplingModel
+from deedrl.policies.local.rows import Row, Rows
 from deedrl.policies.local.sampling import sample_tokens
+from deedrl.policies.local.turn import Turn
 
-
-class Guide(Protocol):
-    """Restricts the next token of one turn (constrained decoding)."""
-
-    def mask(self, logits: Tensor) -> None:
-        """Sets forbidden entries of `logits` [V] to -inf in place."""
-        ...
-
-    def accept(self, token: int) -> None: ...
-
-
-@dataclass(eq=False)
-class Turn:
-    """One turn to sample: the sequence it belongs to, its whole context, and what has been sampled so far."""
-
-    key: str
-    context: Sequence[int]
-    prefix: Sequence[int]
-    """Head of `context` shared with other sequences (may be empty)."""
-    max_tokens: int
-    temperature: float
-    seed: int
-    guide: Guide | None = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
-
-    def __post_init__(self) -> None:
-        # A private stream per turn: what is drawn does not depend on who else is in the batch.
-        self._random = random.Random(self.seed)
-
-    def uniform(self) -> float:
-        return self._random.random()
-
-
-@dataclass(eq=False)
-class _Row:
-    key: str
-    cached: list[int]
-    """Token ids whose keys and values are stored, prefix excluded if the row uses it."""
-    with_prefix: bool
-    turn: Turn | None = None
-
-    @property
-    def last_token(self) -> int:
-        """The newest token of the turn being sampled: its keys and values are not stored yet."""
-        assert self.turn is not None
-        return self.turn.tokens[-1]
+MAX_PREFIXES = 4
+"""Shared prefixes held at once; each one in use costs small products of its own in every layer of a step."""
 
 
 class Engine:
-    """Batched decoding of up to `max_rows` sequences with one shared prefix at a time."""
+    """Batched decoding in up to `max_rows` rows; sequences that agree so far share a row."""
 
     def __init__(self, model: Any, *, stop_ids: Sequence[int], max_rows: int = 64, prefill_tokens: int = 1024) -> None:
         install(model)
@@ -83,6 +38,7 @@ class Engine:
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._waiting: list[Turn] = []
+        self._rows = Rows(KVStore(model, 0))
         self.reset()
 
     # ------------------------------------------------------------ public
@@ -92,14 +48,13 @@ class Engine:
 
         Refuses while turns are being sampled.
         """
-        if self._waiting or any(row.turn for row in getattr(self, "_rows", [])):
+        if self.busy:
             raise RuntimeError("Engine.reset during sampling: wait for the running turns first")
         self._weights.weights_changed()
         self._store = KVStore(self._model, self._max_rows)
+        self._rows = Rows(self._store)
+        self._prefixes: list[Prefix] = []
         give_back()
-        self._rows: list[_Row] = []
-        self._by_key: dict[str, int] = {}
-        self._prefix: list[int] = []
 
     def submit(self, turn: Turn) -> None:
         if len(turn.context) + turn.max_tokens > self._max_length:
@@ -116,147 +71,134 @@ class Engine:
     @property
     def running(self) -> bool:
         """Whether a turn has a row; False while all that is left waits for a row to be released."""
-        return any(row.turn for row in self._rows)
+        return self._rows.running
 
     @torch.inference_mode()  # storage that grew while sampling may only be written in this mode
     def release(self, key: str) -> None:
-        """Frees the row of a finished sequence by moving the last row into its place."""
-        index = self._by_key.pop(key, None)
-        if index is None:
-            return
-        last = self._rows.pop()
-        if index < len(self._rows):
-            self._store.move_row(len(self._rows), index)
-            self._rows[index] = last
-            self._by_key[last.key] = index
+        """Forgets a finished sequence; frees its row unless others share it."""
+        self._rows.release(key)
 
     def abandon(self, key: str) -> None:
         """Stops sampling the turn of `key`, if any (its caller went away); the sequence keeps its row."""
         self._waiting = [turn for turn in self._waiting if turn.key != key]
-        if key in self._by_key:
-            self._rows[self._by_key[key]].turn = None
+        self._rows.stop(key)
 
     @torch.inference_mode()
     def step(self) -> list[Turn]:
         """Advances every turn in the batch by one token, those that join now included; returns the turns that ended."""
-        decoding = [index for index, row in enumerate(self._rows) if row.turn]
-        fills = self._fills(self._admit())
+        fills = self._admit()
+        filled = {fill.row.index for fill in fills}
+        decoding = [row for row in self._rows if row.turns and row.index not in filled]
         if not decoding and not fills:
             return []
-        lengths = torch.tensor([len(row.cached) for row in self._rows])
-        needed = max([int(lengths.max()), *(fill.start + len(fill.ids) for fill in fills)])
-        self._store.reserve(needed + 1)
-        shared = torch.tensor([row.with_prefix for row in self._rows])
-        layout = StepLayout(self._store, decoding, lengths, shared, fills)
-        last_tokens = [self._rows[index].last_token for index in decoding]
-        ids = torch.tensor([*last_tokens, *(token for fill in fills for token in fill.ids)])
-        positions = layout.positions + shared[layout.rows] * len(self._prefix)
-        hidden = self._weights.hidden(ids[None], positions[None], layout)[0]
-        for index, token in zip(decoding, last_tokens, strict=True):
-            self._rows[index].cached.append(token)
-        sampled, at = list(decoding), list(range(len(decoding)))
-        end = len(decoding)
+        ends = [*(len(row.ids) for row in decoding), *(fill.start + len(fill.ids) for fill in fills)]
+        self._store.reserve(max(ends) + 1)
+        # All turns of a row have drawn the same tokens.
+        newest = [next(iter(row.turns.values())).tokens[-1] for row in decoding]
+        ids = torch.tensor([*newest, *(token for fill in fills for token in fill.ids)])
+        layout = StepLayout(self._store, len(self._rows), decoding, fills)
+        hidden = self._weights.hidden(ids[None], layout.positions[None], layout)[0]
+        for row, token in zip(decoding, newest, strict=True):
+            row.extend([token])
         for fill in fills:
-            self._store.copy_context(fill)
-            end += len(fill.ids)
-            for index in (fill.row, *fill.twins):
-                self._rows[index].cached = self._rows[index].cached[: fill.start] + fill.ids
-                sampled.append(index)
-                at.append(end - 1)
-        return self._sample(sampled, hidden[torch.tensor(at)])
+            fill.row.extend(fill.ids)
+        return self._sample([*decoding, *(fill.row for fill in fills)], hidden[layout.last])
 
     # ------------------------------------------------------------ admission
 
-    def _admit(self) -> list[int]:
-        """Gives waiting turns a row each, as many as one prefill may hold; returns the rows."""
-        admitted: list[int] = []
+    def _admit(self) -> list[Fill]:
+        """Gives waiting turns a row each, as many as one prefill may hold; turns that read the same share a row."""
+        fills: dict[tuple[tuple[int, ...], tuple[int, ...]], Fill] = {}
         tokens = 0
-        opened: set[tuple[int, ...]] = set()
         for turn in list(self._waiting):
-            index = self._by_key.get(turn.key)
-            if index is None and len(self._rows) == self._max_rows:
+            text = (tuple(turn.prefix), tuple(turn.ids))
+            if text in fills:
+                self._rows.join(fills[text].row, turn)
+                self._waiting.remove(turn)
+                continue
+            if self._rows.full and self._rows.home(turn.key) is None:
                 continue  # a turn of a sequence that has its row may still enter
-            new = len(turn.context) - (len(self._rows[index].cached) if index is not None else len(turn.prefix))
-            if index is None:
-                new = 0 if tuple(turn.context) in opened else new  # a twin costs a copy
-                opened.add(tuple(turn.context))
-            if admitted and tokens + new > self._prefill_tokens:
+            prefix = self._prefix_of(turn)
+            own = turn.ids[len(prefix.ids) if prefix else 0 :]
+            place = self._rows.find(turn.key, prefix, own)
+            if place is None:
+                continue
+            new = len(own) - place.stored
+            if fills and tokens + new > self._prefill_tokens:
                 break
             tokens += new
             self._waiting.remove(turn)
-            index = self._open(turn) if index is None else index
-            self._rows[index].turn = turn
-            admitted.append(index)
-        return admitted
+            fills[text] = Fill(self._rows.take(place, turn, prefix), place.stored, own[place.stored :])
+        return list(fills.values())
 
-    def _open(self, turn: Turn) -> int:
-        if not self._rows and list(turn.prefix) != self._prefix:
-            self._compute_prefix(list(turn.prefix))
-        self._rows.append(_Row(key=turn.key, cached=[], with_prefix=self._shares_prefix(turn)))
-        self._by_key[turn.key] = len(self._rows) - 1
-        return len(self._rows) - 1
+    def _prefix_of(self, turn: Turn) -> Prefix | None:
+        """What the turn shares with others; None if that is nothing, or all of its context."""
+        home = self._rows.home(turn.key)
+        if home is not None and (home.prefix is None or _begins(turn.context, home.prefix.ids)):
+            return home.prefix
+        if not _begins(turn.context, turn.prefix):
+            return None
+        ids = tuple(turn.prefix)
+        known = next((prefix for prefix in self._prefixes if prefix.ids == ids), None)
+        return known or self._compute_prefix(ids)
 
-    def _compute_prefix(self, ids: list[int]) -> None:
+    def _compute_prefix(self, ids: tuple[int, ...]) -> Prefix | None:
+        """Keys and values of `ids`, in the place of a prefix that no row uses; None if all are in use."""
+        used = {row.prefix for row in self._rows}
+        unused = [prefix for prefix in self._prefixes if prefix not in used]
+        if len(self._prefixes) >= MAX_PREFIXES and not unused:
+            return None
         layout = PrefixLayout(len(ids), self._model)
-        if ids:
-            self._weights.hidden(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
-        # Only now: if the forward pass fails, the old prefix stays whole.
-        self._prefix, self._store.prefix, self._store.prefix_length = ids, layout.prefix, len(ids)
-
-    def _shares_prefix(self, turn: Turn) -> bool:
-        """Whether the turn begins with the stored prefix and has at least one token more, to be computed."""
-        length = len(self._prefix)
-        return 0 < length < len(turn.context) and list(turn.context[:length]) == self._prefix
-
-    def _own_context(self, row: _Row, turn: Turn) -> list[int]:
-        if row.with_prefix and not self._shares_prefix(turn):
-            row.with_prefix, row.cached = False, []
-        return list(turn.context[len(self._prefix) if row.with_prefix else 0 :])
-
-    def _fills(self, indices: list[int]) -> list[Fill]:
-        """What these rows lack of their turns' contexts; rows that lack the same after the same are twins."""
-        found: dict[tuple[bool, int, tuple[int, ...]], list[int]] = {}
-        for index in indices:
-            row = self._rows[index]
-            assert row.turn is not None
-            own = self._own_context(row, row.turn)
-            kept = len(row.cached)
-            if own[:kept] != row.cached:
-                kept = 0  # not an extension: the row starts again after the shared prefix
-            kept = min(kept, len(own) - 1)
-            row.cached = own[:kept]
-            # Only whole own contexts are told equal: then what is stored is equal too.
-            twin_key = tuple(own) if kept == 0 else (-1, index)
-            found.setdefault((row.with_prefix, kept, twin_key), []).append(index)
-        fills = []
-        for (with_prefix, start, _), rows in found.items():
-            first = self._rows[rows[0]]
-            assert first.turn is not None
-            ids = self._own_context(first, first.turn)[start:]
-            fills.append(Fill(row=rows[0], start=start, ids=ids, with_prefix=with_prefix, twins=tuple(rows[1:])))
-        return fills
+        self._weights.hidden(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
+        # Only now: if the forward pass fails, the prefixes stay as they were.
+        if len(self._prefixes) >= MAX_PREFIXES:
+            self._prefixes.remove(unused[0])
+        self._prefixes.append(Prefix(ids, layout.blocks))
+        return self._prefixes[-1]
 
     # ------------------------------------------------------------ sampling
 
-    def _sample(self, indices: list[int], hidden: Tensor) -> list[Turn]:
+    def _sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Turn]:
+        """Draws a token for every turn of `rows`, whose newest hidden states [rows, hidden] are given.
+
+        Each turn draws with its own random number from its row's distribution at its own temperature; a turn with a
+        guide from a copy of its own. Turns that drew different tokens then part.
+        """
+        drawn: list[tuple[Turn, int]] = []
+        made: dict[tuple[int, float, int | None], int] = {}
+        for at, row in enumerate(rows):
+            for turn in row.turns.values():
+                distribution = (at, turn.temperature, id(turn.guide) if turn.guide is not None else None)
+                drawn.append((turn, made.setdefault(distribution, len(made))))
         logits = self._weights.logits(hidden)
-        turns = [turn for i in indices if (turn := self._rows[i].turn) is not None]
-        for turn, row_logits in zip(turns, logits, strict=True):
+        if len(made) > len(rows):
+            logits = logits[torch.tensor([at for at, _, _ in made])]
+        for turn, which in drawn:
             if turn.guide is not None:
-                turn.guide.mask(row_logits)
+                turn.guide.mask(logits[which])
         tokens, logprobs = sample_tokens(
             logits,
-            torch.tensor([turn.temperature for turn in turns]),
-            torch.tensor([turn.uniform() for turn in turns], dtype=torch.float64),
+            torch.tensor([temperature for _, temperature, _ in made]),
+            torch.tensor([turn.uniform() for turn, _ in drawn], dtype=torch.float64),
+            torch.tensor([which for _, which in drawn]),
         )
-        ended = []
-        for index, turn, token, logprob in zip(indices, turns, tokens.tolist(), logprobs.tolist(), strict=True):
-            turn.tokens.append(token)
-            turn.logprobs.append(logprob)
-            if turn.guide is not None:
-                turn.guide.accept(token)
-            if token in self._stop_ids or len(turn.tokens) >= turn.max_tokens:
-                turn.finish_reason = "stop" if token in self._stop_ids else "length"
-                self._rows[index].turn = None
-                ended.append(turn)
-        return ended
+        turns = [turn for turn, _ in drawn]
+        for turn, token, logprob in zip(turns, tokens.tolist(), logprobs.tolist(), strict=True):
+            self._accept(turn, token, logprob)
+        for row in rows:
+            self._waiting[:0] = self._rows.split(row)
+        return [turn for turn in turns if turn.finish_reason]
+
+    def _accept(self, turn: Turn, token: int, logprob: float) -> None:
+        turn.tokens.append(token)
+        turn.logprobs.append(logprob)
+        if turn.guide is not None:
+            turn.guide.accept(token)
+        if token in self._stop_ids or len(turn.tokens) >= turn.max_tokens:
+            turn.finish_reason = "stop" if token in self._stop_ids else "length"
+            self._rows.stop(turn.key)
+
+
+def _begins(context: Sequence[int], prefix: Sequence[int]) -> bool:
+    """Whether `prefix` is something, and less than all, of what `context` begins with."""
+    return 0 < len(prefix) < len(context) and tuple(context[: len(prefix)]) == tuple(prefix)

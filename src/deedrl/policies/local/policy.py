@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 from deedrl.policies.local.attention import context_limit
-from deedrl.policies.local.engine import Engine, Turn
+from deedrl.policies.local.engine import Engine
 from deedrl.policies.local.guide import ActionGuides
+from deedrl.policies.local.turn import Turn
 from deedrl.policies.policy import CompletionRequest, ContextFull
 from deedrl.rendering.renderer import Renderer
 from deedrl.types import Completion, Message

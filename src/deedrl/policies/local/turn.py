@@ -1,0 +1,49 @@
+"""One turn to sample, and what may restrict its tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Guide(Protocol):
+    """Restricts the next token of one turn (constrained decoding)."""
+
+    def mask(self, logits: Tensor) -> None:
+        """Sets forbidden entries of `logits` [V] to -inf in place."""
+        ...
+
+    def accept(self, token: int) -> None: ...
+
+
+@dataclass(eq=False)
+class Turn:
+    """One turn to sample: the sequence it belongs to, its whole context, and what has been sampled so far."""
+
+    key: str
+    context: Sequence[int]
+    prefix: Sequence[int]
+    """Head of `context` shared with other sequences (may be empty)."""
+    max_tokens: int
+    temperature: float
+    seed: int
+    guide: Guide | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def __post_init__(self) -> None:
+        # A private stream per turn: what is drawn does not depend on who else is in the batch.
+        self._random = random.Random(self.seed)
+
+    def uniform(self) -> float:
+        return self._random.random()
+
+    @property
+    def ids(self) -> list[int]:
+        """Context and what has been sampled."""
+        return [*self.context, *self.tokens]
