@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from deedrl.environments import checks
 from deedrl.environments.checks import DoesNotApply, Failed, Subject
-from deedrl.environments.environment import Environment, place_of
+from deedrl.environments.contract import checked_tasks, place_of, time_limit
+from deedrl.environments.environment import Environment
 from deedrl.errors import DeedRLError, EnvironmentAuthorError
 from deedrl.types import Record, Task
 
@@ -32,6 +33,10 @@ class CheckReport(Record, frozen=True):
     def ok(self) -> bool:
         return all(result.ok is not False for result in self.results)
 
+
+START_LIMIT_S = 30.0
+CHECK_LIMIT_S = 120.0
+"""For one check over all its tasks; an environment that is only slow is checked on fewer."""
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
     "gymnasium": checks.check_gymnasium,
@@ -65,7 +70,8 @@ def check_environment(cls: type[Environment], *, tasks: int = 20, seed: int = 0)
 
 def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckResult:
     try:
-        return CheckResult(name=name, ok=True, seen=check(subject))
+        with time_limit(CHECK_LIMIT_S, f"the check '{name}'"):
+            return CheckResult(name=name, ok=True, seen=check(subject))
     except DoesNotApply as reason:
         return CheckResult(name=name, ok=None, seen=str(reason))
     except Failed as failed:
@@ -76,13 +82,14 @@ def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckR
 
 
 def _tasks_of(cls: type[Environment], count: int, seed: int) -> list[Task]:
+    tasks = checked_tasks(cls, "train", count, seed) or [Task.create(prompt="")]
     try:
-        tasks = cls.generate_tasks("train", count, seed) or [Task.create(prompt="")]
-        environment = cls()
-        try:
-            environment.reset(seed=seed, options={"task": tasks[0]})
-        finally:
-            environment.close()
+        with time_limit(START_LIMIT_S, f"{cls.__name__}.reset"):
+            environment = cls()
+            try:
+                environment.reset(seed=seed, options={"task": tasks[0]})
+            finally:
+                environment.close()
     except DeedRLError:
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
+from deedrl.environments.contract import demonstration
 from deedrl.environments.environment import Environment, leaves, mutable_class_values
 from deedrl.environments.sampling import empty_queries, random_actions, wrong_actions
 from deedrl.seeding import derive_seed, stream
@@ -61,7 +62,7 @@ class Subject:
             source = stream(self.seed, "check", task.id)
             going_on = Toolbox(entry for entry in environment.toolbox.values() if not entry.ends_episode)
             ending = Toolbox(entry for entry in environment.toolbox.values() if entry.ends_episode)
-            last = environment.demonstrate(task) or random_actions(ending, 1, source, known)
+            last = demonstration(environment, task) or random_actions(ending, 1, source, known)
             return [*random_actions(going_on, 4, source, known), *last]
 
     def play(self, task: Task) -> list[Any]:
@@ -183,7 +184,7 @@ def check_demonstrations(subject: Subject) -> str:
     lengths = []
     for task in subject.tasks:
         with subject.started(task) as environment:
-            actions = environment.demonstrate(task)
+            actions = demonstration(environment, task)
             if not actions:
                 continue
             answers = list(transcript(environment, actions))
