@@ -191,7 +191,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
     rubric: dict[str, NonNegative] = {}
     """Weights of reward terms by name; a term left out keeps its weight in the environment's rubric."""
     failures: FailureSettings = FailureSettings()
-    concurrency: PositiveInt = 32
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Episodes in flight at once."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     tracking: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
