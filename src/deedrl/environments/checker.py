@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from deedrl.environments import checks
 from deedrl.environments.checks import DoesNotApply, Failed, Subject
-from deedrl.environments.contract import checked_tasks, place_of, time_limit
+from deedrl.environments.contract import checked_tasks, contained, place_of
 from deedrl.environments.environment import Environment
 from deedrl.errors import DeedRLError, EnvironmentAuthorError
+from deedrl.tools.tool import ToolCrash
 from deedrl.types import Record, Task
 
 
@@ -49,6 +50,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "demonstrations": checks.check_demonstrations,
     "wrong parameters": checks.check_wrong_parameters,
     "global random state": checks.check_global_random,
+    "rubric": checks.check_rubric,
     "leaks": checks.check_leaks,
     "splits": checks.check_splits,
 }
@@ -70,13 +72,16 @@ def check_environment(cls: type[Environment], *, tasks: int = 20, seed: int = 0)
 
 def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckResult:
     try:
-        with time_limit(CHECK_LIMIT_S, f"the check '{name}'"):
+        with contained(CHECK_LIMIT_S, f"the check '{name}'"):
             return CheckResult(name=name, ok=True, seen=check(subject))
     except DoesNotApply as reason:
         return CheckResult(name=name, ok=None, seen=str(reason))
     except Failed as failed:
         return CheckResult(name=name, ok=False, seen=failed.seen, todo=failed.todo)
     except Exception as error:  # noqa: BLE001 - the author's exception is the finding
+        if isinstance(error, EnvironmentAuthorError) and not isinstance(error, ToolCrash):
+            # Raised by DeedRL: it names the author's class and method, and its own place tells nothing.
+            return CheckResult(name=name, ok=False, seen=str(error), todo="do what the message says")
         seen = f"{type(error).__name__}: {error}{place_of(error)}"
         return CheckResult(name=name, ok=False, seen=seen, todo="fix the exception")
 
@@ -84,7 +89,7 @@ def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckR
 def _tasks_of(cls: type[Environment], count: int, seed: int) -> list[Task]:
     tasks = checked_tasks(cls, "train", count, seed) or [Task.create(prompt="")]
     try:
-        with time_limit(START_LIMIT_S, f"{cls.__name__}.reset"):
+        with contained(START_LIMIT_S, f"{cls.__name__}.reset"):
             environment = cls()
             try:
                 environment.reset(seed=seed, options={"task": tasks[0]})

@@ -8,13 +8,14 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from deedrl.errors import ConfigError, DeedRLError, EnvironmentAuthorError
+from deedrl.rewards.rubric import Rubric
 from deedrl.tools.limits import alarm
 from deedrl.types import Action, Split, Task, Verdict
 
@@ -31,17 +32,19 @@ class OutOfTime(BaseException):
 
 
 @contextmanager
-def time_limit(limit_s: float, what: str) -> Iterator[None]:
-    """Raises `EnvironmentAuthorError` naming `what` and the place if the body takes longer.
+def contained(limit_s: float, what: str) -> Iterator[None]:
+    """Raises `EnvironmentAuthorError` naming `what` and the place if the body takes longer or exits the process.
 
     Only the main thread of a POSIX process can be interrupted; elsewhere there is no limit.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
+    interruptible = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     try:
-        with alarm(limit_s, OutOfTime):
+        with alarm(limit_s, OutOfTime) if interruptible else nullcontext():
             yield
+    except SystemExit as error:
+        raise EnvironmentAuthorError(
+            f"{what} tried to exit the process (code {error.code}){place_of(error)}; raise an exception instead"
+        ) from error
     except OutOfTime as error:
         # The last frame is the alarm's own.
         frames = traceback.extract_tb(error.__traceback__)[:-1]
@@ -102,7 +105,7 @@ def checked_tasks(cls: type[Environment], split: Split, count: int, seed: int, *
                 f"give the method a parameter '{name}'"
             )
     try:
-        with time_limit(GENERATE_LIMIT_S, author):
+        with contained(GENERATE_LIMIT_S, author):
             tasks = list(cls.generate_tasks(split, count, seed, **wanted) or ())
     except DeedRLError:
         raise
@@ -113,6 +116,12 @@ def checked_tasks(cls: type[Environment], split: Split, count: int, seed: int, *
     for task in tasks:
         if not isinstance(task, Task):
             raise EnvironmentAuthorError(f"{author}: expected tasks, got {task!r}; build them with Task.create")
+        try:
+            msgspec.convert(msgspec.to_builtins(task, str_keys=True), Task)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise EnvironmentAuthorError(
+                f"{author}: expected tasks whose fields have the types of Task, got {task!r}: {error}"
+            ) from error
         if task.split != split:
             raise EnvironmentAuthorError(
                 f"{author}: expected tasks of the split '{split}', got task {task.id} of '{task.split}'; pass "
@@ -125,7 +134,7 @@ def demonstration(environment: Environment, task: Task) -> tuple[Action, ...]:
     """What a started environment demonstrates for `task`; `EnvironmentAuthorError` if it raises or is no solution."""
     author = f"{type(environment).__name__}.demonstrate"
     try:
-        with time_limit(DEMONSTRATE_LIMIT_S, author):
+        with contained(DEMONSTRATE_LIMIT_S, author):
             return checked_actions(environment.demonstrate(task), author)
     except DeedRLError:
         raise
@@ -148,6 +157,23 @@ def checked_actions(given: Any, author: str) -> tuple[Action, ...]:
                 "parameters={...})"
             )
     return tuple(given)
+
+
+def own_rubric(cls: type[Environment]) -> Rubric | None:
+    """The rubric that `cls` brings; `EnvironmentAuthorError` naming the class if it raises or is none."""
+    author = f"{cls.__name__}.rubric"
+    try:
+        with contained(DEMONSTRATE_LIMIT_S, author):
+            rubric = cls.rubric()
+    except DeedRLError:
+        raise
+    except Exception as error:
+        raise EnvironmentAuthorError(
+            f"{author} raised {type(error).__name__}: {error}{place_of(error)}; expected a Rubric or None"
+        ) from error
+    if rubric is None or isinstance(rubric, Rubric):
+        return rubric
+    raise EnvironmentAuthorError(f"{author}: expected a Rubric or None, got {rubric!r}")
 
 
 def place_of(error: BaseException) -> str:

@@ -65,6 +65,7 @@ class Environment(gymnasium.Env[str, Any]):
                 f"{cls.__name__}: 'tools' is filled in from the class; expected each tool as an attribute of its own, "
                 "e.g. calculator = calculator"
             )
+        _check_class_values(cls)
         cls.tools = Toolbox(_collect_tools(cls))
         try:
             cls._class_values = copy.deepcopy(mutable_class_values(cls))
@@ -287,6 +288,16 @@ def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
         return to_text(str(error) or f"{action.tool_name} refused the call"), None
     except ToolInterrupted:
         return f"{action.tool_name} did not finish in time and was stopped", None
+
+
+def _check_class_values(cls: type[Environment]) -> None:
+    """Raises `EnvironmentAuthorError` if the class body gives `instructions` or `max_steps` another type."""
+    instructions, max_steps = vars(cls).get("instructions", ""), vars(cls).get("max_steps", 1)
+    if not isinstance(instructions, str | property):
+        raise EnvironmentAuthorError(f"{cls.__name__}.instructions: expected a text, got {instructions!r}")
+    number = isinstance(max_steps, int | float) and not isinstance(max_steps, bool) and max_steps >= 1
+    if not number and not isinstance(max_steps, property):
+        raise EnvironmentAuthorError(f"{cls.__name__}.max_steps: expected a number of at least 1, got {max_steps!r}")
 
 
 def mutable_class_values(cls: type[Environment]) -> dict[str, Any]:

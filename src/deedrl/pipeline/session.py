@@ -9,11 +9,11 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from deedrl.environments.contract import checked_tasks, place_of
+from deedrl.environments.contract import checked_tasks, own_rubric
 from deedrl.environments.environment import Environment
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
-from deedrl.errors import CheckpointError, ConfigError, DeedRLError, EnvironmentAuthorError, TaskError
+from deedrl.errors import CheckpointError, ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
@@ -66,22 +66,8 @@ class Session:
 
     @cached_property
     def rubric(self) -> Rubric:
-        rubric = self._own_rubric() or default_rubric()
+        rubric = own_rubric(self.environment_class) or default_rubric()
         return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
-
-    def _own_rubric(self) -> Rubric | None:
-        author = f"{self.environment_class.__name__}.rubric"
-        try:
-            rubric = self.environment_class.rubric()
-        except DeedRLError:
-            raise
-        except Exception as error:
-            raise EnvironmentAuthorError(
-                f"{author} raised {type(error).__name__}: {error}{place_of(error)}; expected a Rubric or None"
-            ) from error
-        if rubric is None or isinstance(rubric, Rubric):
-            return rubric
-        raise EnvironmentAuthorError(f"{author}: expected a Rubric or None, got {rubric!r}")
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
@@ -102,6 +88,11 @@ class Session:
             pool = TaskPool.load(path, split)
             if not pool:
                 raise TaskError(f"{path}: expected tasks of the split '{split}', one JSON object a line, found none")
+            for allowed in {task.tools for task in pool}:
+                try:
+                    self.environment_class.tools.restricted(allowed)
+                except EnvironmentAuthorError as error:
+                    raise TaskError(f"{path}: {error}; name tools of {self.recipe.environment.ref}") from error
             return pool
         settings = self.recipe.environment
         tasks = checked_tasks(self.environment_class, split, count, self.context.seed("tasks"), **self._task_filter())
