@@ -72,6 +72,17 @@ def test_yaml_beyond_the_limits_of_its_reader_is_a_config_error(text: str) -> No
         parse_yaml(text, "r.yaml")
 
 
+@pytest.mark.parametrize("text", ["a: !!bool maybe", "a: !!timestamp soon", "a: !!int five", "a: !!float x"])
+def test_a_value_that_does_not_fit_its_tag_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^r\.yaml: .*a value is not what its tag says"):
+        parse_yaml(text, "r.yaml")
+
+
+def test_merge_keys_are_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"^r\.yaml: line 2: expected a plain key, got '<<'.*write the keys out"):
+        parse_yaml("a: &a {k: 1}\nb: {<<: *a}\n", "r.yaml")
+
+
 scalars = (
     st.none()
     | st.booleans()
@@ -100,6 +111,23 @@ def test_wrong_type_names_path_expected_and_got() -> None:
 def test_wrong_element_names_its_index() -> None:
     with pytest.raises(ConfigError, match=r"inner\.words\.1: expected str, got 3 \(int\)"):
         convert({"inner": {"words": ["a", 3]}}, Outer)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"inner": []}, r"inner: expected mapping, got \[\] \(list\)"),
+        ({"inner": {"words": "a"}}, r"inner\.words: expected list, got 'a' \(str\)"),
+        ({}, "expected a key 'needed', got none"),
+        ({"needed": {1: 2}}, "needed: expected words as keys; write numbers and the like in quotes"),
+    ],
+)
+def test_messages_speak_of_yaml_not_of_json(data: dict[str, object], message: str) -> None:
+    class Strict(Outer, frozen=True, kw_only=True):
+        needed: dict[str, int]
+
+    with pytest.raises(ConfigError, match=message):
+        convert(data, Strict)
 
 
 def test_override_takes_1e_4_as_a_number() -> None:

@@ -20,10 +20,13 @@ from deedrl.errors import ConfigError, suggest
 
 T = TypeVar("T")
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0, le=1e300)]
-NonNegative = Annotated[float, Meta(ge=0, le=1e300)]
+# Upper bounds are where arithmetic of 32 bits ends, in torch as in the clocks that time limits are given to.
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=1e30)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e30)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+LearningRate = Annotated[float, Meta(gt=0, le=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -40,11 +43,14 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            line = f"line {key_node.start_mark.line + 1}"
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise ConfigError(f"{line}: expected a plain key, got '<<', which YAML 1.2 lacks; write the keys out")
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, (dict, list)):
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: expected a plain key, got a {_kind(key)}")
+                raise ConfigError(f"{line}: expected a plain key, got a {_kind(key)}")
             if key in seen:
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: key '{key}' is given twice; keep one")
+                raise ConfigError(f"{line}: key '{key}' is given twice; keep one")
             seen.add(key)
         return cast(dict[Any, Any], super().construct_mapping(node, deep))
 
@@ -73,9 +79,12 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        # Python reads no number of thousands of digits, and PyYAML no nesting of hundreds of levels.
-        raise ConfigError(f"{origin}: a number is too long or the nesting too deep: {error}") from error
+    except (ValueError, RecursionError, OverflowError, LookupError, AttributeError, TypeError) as error:
+        # Python reads no number of thousands of digits, PyYAML no nesting of hundreds of levels; and its constructors
+        # raise anything for a text that does not fit a tag such as !!bool or !!timestamp.
+        raise ConfigError(
+            f"{origin}: a number is too long or the nesting too deep, or a value is not what its tag says: {error!r}"
+        ) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -85,7 +94,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; expected a recipe in YAML") from None
     except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
+        raise ConfigError(f"{path}: expected a text file in UTF-8, cannot be read as one: {error}") from None
     data = parse_yaml(text, str(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, got {_kind(data)}")
@@ -225,7 +234,7 @@ def _struct_union_problems(data: dict[str, Any], structs: list[inspect.StructTyp
     tag = data.get(tag_field)
     if tag is None:
         yield f"{at}: expected a key '{tag_field}' that is one of {', '.join(by_tag)}; got none"
-    elif tag not in by_tag:
+    elif not isinstance(tag, str) or tag not in by_tag:
         yield f"{_join(at, tag_field)}: unknown {tag_field} {_shown(tag)}{suggest(str(tag), by_tag)}"
     else:
         yield from _struct_problems(data, by_tag[tag], at)
@@ -244,6 +253,8 @@ def _struct_problems(data: dict[str, Any], info: inspect.StructType, at: str) ->
 def _reworded(message: str, data: Any) -> str:
     """``Expected `int`, got `str` - at `$.stages[2].steps``` → ``stages.grpo.steps: expected int, got 'ten' (str)``."""
     text, _, raw = message.partition(" - at ")
+    if raw.startswith("`key"):
+        return f"{raw.rpartition('$.')[2].strip('`')}: expected words as keys; write numbers and the like in quotes"
     keys = re.findall(r"\[(\d+)\]|\.?([^.\[\]$`]+)", raw)
     at, node = "", data
     for index, key in keys:
@@ -255,11 +266,13 @@ def _reworded(message: str, data: Any) -> str:
             at = _join(at, key)
     expected, comma, _ = text.replace("`", "").partition(", got")
     if expected.startswith("Expected"):
-        # "int | null" is how msgspec spells an optional value; people write "int or null".
-        expected = expected.replace(" | ", " or ")
+        # "int | null" is how msgspec spells an optional value, and its words are those of JSON.
+        expected = expected.replace(" | ", " or ").replace("object", "mapping").replace("array", "list")
         text = f"expected{expected.removeprefix('Expected')}, got {_shown(node)}"
     else:
         text = expected + comma
+        if text.startswith("Object missing required field "):
+            text = f"expected a key '{text.rpartition(' ')[2]}', got none"
     return f"{at}: {text}" if at else text
 
 

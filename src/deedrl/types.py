@@ -194,6 +194,8 @@ class Failure(Record, frozen=True):
     phase: Literal["reset", "policy", "step", "verify", "cancelled"]
     message: str
     attempts: int = 1
+    trace: str = ""
+    """The exception's traceback, for whoever looks for the cause; messages to users leave it out."""
 
 
 class Verdict(Record, frozen=True):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,37 @@ class UnseededTasks(Vault):
         return [cls.task_of(split, f"{split}{source.randrange(10**9)}", 10**6) for _ in range(count)]
 
 
+class Reseeding(Vault):
+    """Sets the state that an earlier episode has left already."""
+
+    def setup(self, task: Task) -> None:
+        super().setup(task)
+        random.seed(1)
+
+
+class NumberHash(Vault):
+    def state_hash(self) -> Any:
+        return 5
+
+
+class Unscored(Vault):
+    @classmethod
+    def rubric(cls) -> Any:
+        return 5
+
+
+class Leaving(Vault):
+    def setup(self, task: Task) -> None:
+        sys.exit(0)
+
+
+class LeavingTool(Vault):
+    @tool
+    def leave(self) -> str:
+        """Leaves."""
+        sys.exit(0)
+
+
 class OldStyle(Vault):
     def reset(self, **given: Any) -> Any:  # type: ignore[override]
         return super().reset(**given)[0]
@@ -273,6 +305,7 @@ class OldStyle(Vault):
         ),
         pytest.param(Wordless, "wrong parameters", "failed without a word", id="Wordless"),
         pytest.param(GlobalRandom, "global random state", "the global random state changed", id="D12_GlobalRandom"),
+        pytest.param(Reseeding, "global random state", "the global random state changed", id="D12_Reseeding"),
         pytest.param(Telling, "leaks", ".* of the goal shows up in the prompt", id="F18_Telling"),
         pytest.param(TellingErrors, "leaks", r".* shows up in the answer to look_up\(", id="F18_TellingErrors"),
         pytest.param(OneSplit, "splits", "task .* is in both 'train' and 'validation'", id="F22_OneSplit"),
@@ -285,6 +318,39 @@ def test_check_finds_the_fault(cls: type[Environment], check: str, message: str)
     with pytest.raises(Failed, match=message) as caught:
         outcome(cls, check)
     assert caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        (NumberHash, "determinism", "NumberHash.state_hash: expected a text or None, got 5"),
+        (Unscored, "rubric", "Unscored.rubric: expected a Rubric or None, got 5"),
+        (LeavingTool, "wrong parameters", "the check 'wrong parameters' tried to exit the process (code 0)"),
+    ],
+)
+def test_what_breaks_the_contract_is_a_failed_check_in_words(cls: type[Environment], check: str, message: str) -> None:
+    report = check_environment(cls, tasks=2)
+    (failed,) = [result for result in report.results if result.name == check]
+    assert failed.ok is False
+    assert failed.seen.startswith(message)
+
+
+def test_an_environment_that_exits_is_not_taken_for_a_sound_one() -> None:
+    with pytest.raises(EnvironmentAuthorError, match=r"Leaving\.reset tried to exit the process \(code 0\) .*in setup"):
+        check_environment(Leaving, tasks=2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"instructions": None}, r"Odd\.instructions: expected a text, got None"),
+        ({"max_steps": 0}, r"Odd\.max_steps: expected a number of at least 1, got 0"),
+        ({"max_steps": "8"}, r"Odd\.max_steps: expected a number of at least 1, got '8'"),
+    ],
+)
+def test_class_values_of_another_type_are_told_when_the_class_is_made(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvironmentAuthorError, match=message):
+        type("Odd", (Environment,), values)
 
 
 def test_crash_on_a_wrong_parameter_names_tool_and_place() -> None:

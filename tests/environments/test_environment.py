@@ -13,7 +13,8 @@ import pytest
 from gymnasium import wrappers
 from gymnasium.utils.env_checker import check_env
 
-from deedrl.environments.environment import Environment, checked_state_hash, checked_tasks
+from deedrl.environments.contract import checked_state_hash, checked_tasks
+from deedrl.environments.environment import Environment
 from deedrl.errors import ConfigError, EnvironmentAuthorError, TaskError, ToolError
 from deedrl.tools.tool import ToolCrash, tool
 from deedrl.types import Action, Split, Task, Verdict

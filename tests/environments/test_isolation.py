@@ -4,12 +4,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from deedrl.environments.isolation import ProcessEnvironment, WorkerDied
+from deedrl.environments.isolation import ProcessEnvironment, WorkerDied, WorkerRaised
 from deedrl.environments.loading import load_environment
 from deedrl.environments.worker import Request, pack
 from deedrl.errors import ConfigError, EnvironmentAuthorError, TaskError
@@ -139,6 +140,22 @@ def test_text_that_is_not_unicode_travels(environment: ProcessEnvironment) -> No
     observation, *_, info = environment.step(call("echo", text="\ud800"))
     assert "surrogate" in observation
     assert info["ok"] is False
+
+
+def test_an_exception_in_the_worker_comes_with_its_place_and_keeps_its_traceback_apart(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(
+        "from deedrl import Environment\n\nclass Broken(Environment):\n    def setup(self, task):\n        1 / 0\n"
+        "\n    def demonstrate(self, task):\n        return 5\n"
+    )
+    made = ProcessEnvironment(str(path), call_timeout_s=20.0)
+    with pytest.raises(WorkerRaised) as caught:
+        made.reset(seed=1, options={"task": TASK})
+    assert str(caught.value) == f"ZeroDivisionError: division by zero ({path}:5 in setup)"
+    assert "Traceback" in caught.value.trace
+    with pytest.raises(EnvironmentAuthorError, match=r"Broken\.demonstrate: expected a list of Action, got 5"):
+        made.demonstrate(TASK)
+    made.close()
 
 
 def test_worker_whose_parent_hangs_up_says_nothing(stuck_ref: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,17 @@ def test_C02_group_of_one_is_refused() -> None:
         ('stages.sft.name="a\\0b"', "expected a name that a folder can have"),
         ("stages.sft.name=" + "n" * 300, "at most 120 bytes"),
         ("stages.sft.name=éducation 2", None),
+        ("stages.sft.learning_rate=1e300", "stages.sft.learning_rate: expected float <= 1.0, got 1e+300"),
+        ("stages.sft.learning_rate=.inf", "stages.sft.learning_rate: expected float <= 1.0, got inf"),
+        ("stages.grpo.learning_rate=.nan", "stages.grpo.learning_rate: expected float > 0.0, got nan"),
+        ("limits.call_timeout_s=1e20", "limits.call_timeout_s: expected float <= 1000000.0"),
+        ("concurrency=99999999999", "concurrency: expected int <= 10000"),
+        ("model.adapter.alpha=1e300", "model.adapter.alpha: expected float <= 1000000.0"),
+        ("model.adapter.target=[]", "model.adapter.target: expected names of layers such as [q_proj, v_proj]"),
+        ("model.adapter.target=''", "model.adapter.target: expected names of layers such as [q_proj, v_proj]"),
+        ("model.path=''", "model.path: expected 'embedded', a folder or a hub id"),
+        ("environment.ref=''", "environment.ref: expected an id"),
+        ("stages.sft.stage=[a]", "unknown stage ['a'] (list); known: baseline"),
     ],
 )
 def test_values_are_checked(override: str, message: str | None) -> None:

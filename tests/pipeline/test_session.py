@@ -78,6 +78,15 @@ def test_a_task_file_without_tasks_is_refused(open_session: Callable[..., Sessio
         session.tasks("test")
 
 
+def test_a_task_file_that_names_an_unknown_tool_is_refused(
+    open_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    TaskPool([Task.create("Close ticket 7.", split="test", tools=("close_tikket",))]).save(tmp_path / "tasks.jsonl")
+    session = open_session(tasks={"files": {"test": str(tmp_path / "tasks.jsonl")}})
+    with pytest.raises(TaskError, match=r"tasks\.jsonl: a task allows the tool 'close_tikket', which does not exist"):
+        session.tasks("test")
+
+
 def test_F22_a_file_of_another_split_ends_the_run_with_code_2(tmp_path: Path, capsys: Any) -> None:
     tasks = tmp_path / "tasks.jsonl"
     TaskPool([Task.create("Close ticket 7.", split="train")]).save(tasks)

@@ -28,6 +28,12 @@ def test_blank_lines_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
     assert [task.prompt for task in TaskPool.load(path)] == ["a", "b"]
 
 
+def test_a_byte_order_mark_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert [task.prompt for task in TaskPool.load(path)] == ["a"]
+
+
 def test_a_line_without_an_id_gets_its_hash(tmp_path: Path, make: Make) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "a", "family": "one"}\n')
@@ -47,6 +53,8 @@ def test_a_line_without_an_id_gets_its_hash(tmp_path: Path, make: Make) -> None:
         (b'\xff\xfe{"prompt": "a"}', "expected one task"),
         (b'{"prompt": "a"} {"prompt": "b"}', "trailing characters"),
         (b"[" * 100_000, "expected one task"),
+        (b'{"prompt": "a", "gaol_state": {}}', "unknown field 'gaol_state'; did you mean 'goal_state'?"),
+        (b'{"prompt": "a", "shortest_steps": 0}', "expected shortest_steps of at least 1 or null, got 0"),
     ],
 )
 def test_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: bytes, part: str) -> None:

@@ -142,6 +142,7 @@ def test_C17_five_steps_saved_loaded_and_five_more_equal_ten(kit, tmp_path):
     save_file(first.tensors(), tmp_path / "state.safetensors")
     second = Learner(kit.load(), weight_decay=0.01)
     second.load_tensors(load_file(tmp_path / "state.safetensors"))
+    assert second.updates == first.updates == 5
     run(kit, 10, second, start=5)
     difference = (kit.parameters(second.loaded) - kit.parameters(straight.loaded)).abs().max()
     assert float(difference) < 1e-6

@@ -22,6 +22,7 @@ from deedrl.errors import DeedRLError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+MAX_MESSAGE_CHARS = 6000
 
 _ROOM, _ACCESS = "make room", "give access to it or choose another folder"
 # What no program can repair, by errno: what happened, and what to do. Any other OSError is a bug until shown otherwise.
@@ -139,5 +140,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _fail(message: str, code: int) -> int:
     from deedrl.redaction import redact_text, strip_ansi
 
+    if len(message) > MAX_MESSAGE_CHARS:  # an author's exception may hold a whole file
+        message = f"{message[: MAX_MESSAGE_CHARS // 2]} … {message[-MAX_MESSAGE_CHARS // 2 :]}"
     print(f"deedrl: {redact_text(strip_ansi(message))}", file=sys.stderr, flush=True)
     return code

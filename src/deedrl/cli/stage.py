@@ -42,21 +42,26 @@ def stage_command(kinds: tuple[str, ...], help_text: str) -> Callable[..., None]
         quiet: QuietOption = False,
         json: JsonOption = False,
     ) -> None:
+        import msgspec
+
         from deedrl.errors import ConfigError
+        from deedrl.pipeline.own_recipe import load_own_recipe
         from deedrl.pipeline.recipe import load_recipe, select_stages
-        from deedrl.pipeline.run import RECIPE
 
         settings_list = list(overrides or [])
         if recipe is not None and "=" in str(recipe) and not recipe.exists():
             settings_list.insert(0, str(recipe))
             recipe = None
-        if recipe is None:
-            if run is None:
-                raise ConfigError("expected a recipe or --run with the folder of a run, got neither")
-            recipe = run / RECIPE
+        if recipe is None and run is None:
+            raise ConfigError("expected a recipe or --run with the folder of a run, got neither")
         if adapter is not None:
-            settings_list.append(f"model.start_adapter={adapter}")
-        settings = load_recipe(recipe, settings_list)
+            # In quotes: a folder may be called 7 or no.
+            settings_list.append(f"model.start_adapter={msgspec.json.encode(str(adapter)).decode()}")
+        if recipe is not None:
+            settings = load_recipe(recipe, settings_list)
+        else:
+            assert run is not None  # one of them was given, see above
+            settings = load_own_recipe(run, settings_list)
         names = select_stages(settings, kinds, stage)
         execute(settings, run or Path("runs") / settings.name, progress_from(plain, quiet, json), only=names)
 

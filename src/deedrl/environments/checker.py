@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from deedrl.environments import checks
 from deedrl.environments.checks import DoesNotApply, Failed, Subject
-from deedrl.environments.environment import Environment, place_of
+from deedrl.environments.contract import checked_tasks, contained, place_of
+from deedrl.environments.environment import Environment
 from deedrl.errors import DeedRLError, EnvironmentAuthorError
+from deedrl.tools.tool import ToolCrash
 from deedrl.types import Record, Task
 
 
@@ -33,6 +35,10 @@ class CheckReport(Record, frozen=True):
         return all(result.ok is not False for result in self.results)
 
 
+START_LIMIT_S = 30.0
+CHECK_LIMIT_S = 120.0
+"""For one check over all its tasks; an environment that is only slow is checked on fewer."""
+
 CHECKS: dict[str, Callable[[Subject], str]] = {
     "gymnasium": checks.check_gymnasium,
     "determinism": checks.check_determinism,
@@ -44,6 +50,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "demonstrations": checks.check_demonstrations,
     "wrong parameters": checks.check_wrong_parameters,
     "global random state": checks.check_global_random,
+    "rubric": checks.check_rubric,
     "leaks": checks.check_leaks,
     "splits": checks.check_splits,
 }
@@ -65,24 +72,29 @@ def check_environment(cls: type[Environment], *, tasks: int = 20, seed: int = 0)
 
 def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckResult:
     try:
-        return CheckResult(name=name, ok=True, seen=check(subject))
+        with contained(CHECK_LIMIT_S, f"the check '{name}'"):
+            return CheckResult(name=name, ok=True, seen=check(subject))
     except DoesNotApply as reason:
         return CheckResult(name=name, ok=None, seen=str(reason))
     except Failed as failed:
         return CheckResult(name=name, ok=False, seen=failed.seen, todo=failed.todo)
     except Exception as error:  # noqa: BLE001 - the author's exception is the finding
+        if isinstance(error, EnvironmentAuthorError) and not isinstance(error, ToolCrash):
+            # Raised by DeedRL: it names the author's class and method, and its own place tells nothing.
+            return CheckResult(name=name, ok=False, seen=str(error), todo="do what the message says")
         seen = f"{type(error).__name__}: {error}{place_of(error)}"
         return CheckResult(name=name, ok=False, seen=seen, todo="fix the exception")
 
 
 def _tasks_of(cls: type[Environment], count: int, seed: int) -> list[Task]:
+    tasks = checked_tasks(cls, "train", count, seed) or [Task.create(prompt="")]
     try:
-        tasks = cls.generate_tasks("train", count, seed) or [Task.create(prompt="")]
-        environment = cls()
-        try:
-            environment.reset(seed=seed, options={"task": tasks[0]})
-        finally:
-            environment.close()
+        with contained(START_LIMIT_S, f"{cls.__name__}.reset"):
+            environment = cls()
+            try:
+                environment.reset(seed=seed, options={"task": tasks[0]})
+            finally:
+                environment.close()
     except DeedRLError:
         raise
     except Exception as error:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import math
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import gymnasium
 import msgspec
-import numpy as np
 
+from deedrl.environments.contract import checked_verdict
 from deedrl.environments.spaces import AnyText
-from deedrl.errors import ConfigError, DeedRLError, EnvironmentAuthorError, TaskError, ToolError
+from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
 from deedrl.tools.limits import ToolInterrupted
 from deedrl.tools.text import to_text
 from deedrl.tools.tool import Tool
@@ -68,6 +65,7 @@ class Environment(gymnasium.Env[str, Any]):
                 f"{cls.__name__}: 'tools' is filled in from the class; expected each tool as an attribute of its own, "
                 "e.g. calculator = calculator"
             )
+        _check_class_values(cls)
         cls.tools = Toolbox(_collect_tools(cls))
         try:
             cls._class_values = copy.deepcopy(mutable_class_values(cls))
@@ -270,82 +268,6 @@ def read_task(given: Task | Mapping[str, Any]) -> Task:
     return Task.create(**{key: getattr(fields, key) for key in fields.__struct_fields__ if key != "id"})
 
 
-def checked_verdict(given: Any, author: str) -> Verdict:
-    """`given` as a `Verdict`; whatever breaks the contract raises `EnvironmentAuthorError` naming `author`."""
-    if isinstance(given, bool | np.bool_):
-        return Verdict(solved=bool(given), progress=float(given))
-    if not isinstance(given, Verdict):
-        raise EnvironmentAuthorError(f"{author}.verify: expected bool or Verdict, got {given!r}")
-    if not isinstance(given.solved, bool | np.bool_):
-        raise EnvironmentAuthorError(f"{author}.verify: expected solved to be True or False, got {given.solved!r}")
-    progress = given.progress
-    if isinstance(progress, bool) or not isinstance(progress, int | float | np.floating) or not math.isfinite(progress):
-        raise EnvironmentAuthorError(f"{author}.verify: expected progress to be a finite number, got {progress!r}")
-    if not 0.0 <= progress <= 1.0:
-        raise EnvironmentAuthorError(f"{author}.verify: expected progress from 0 to 1, got {progress!r}")
-    if (progress == 1.0) != bool(given.solved):
-        raise EnvironmentAuthorError(
-            f"{author}.verify: expected progress 1.0 exactly when solved, got solved={given.solved} with "
-            f"progress={progress!r}"
-        )
-    verdict = msgspec.structs.replace(given, solved=bool(given.solved), progress=float(progress))
-    try:
-        msgspec.convert(msgspec.to_builtins(verdict), Verdict)
-    except (TypeError, msgspec.ValidationError) as error:
-        # It would be written to the store and could not be read back.
-        raise EnvironmentAuthorError(
-            f"{author}.verify: expected milestones as {{name: bool}} and violations as texts, got {given!r}: {error}"
-        ) from error
-    return verdict
-
-
-def checked_state_hash(given: Any, author: str) -> str | None:
-    """`given` if it is a text or None; anything else raises `EnvironmentAuthorError` naming `author`."""
-    if given is None or isinstance(given, str):
-        return given
-    raise EnvironmentAuthorError(f"{author}.state_hash: expected a text or None, got {given!r}; make a text of it")
-
-
-def checked_tasks(cls: type[Environment], split: Split, count: int, seed: int, **wanted: Any) -> list[Task]:
-    """The tasks that `cls` generates, `wanted` handed on (families, difficulties).
-
-    Whatever breaks the contract raises `EnvironmentAuthorError` naming the class; a `wanted` that it does not take
-    is a `ConfigError`.
-    """
-    author = f"{cls.__name__}.generate_tasks"
-    parameters = inspect.signature(cls.generate_tasks).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        for name in sorted(wanted.keys() - {parameter.name for parameter in parameters}):
-            raise ConfigError(
-                f"environment.{name}: {author} cannot choose tasks by {name}; take the setting out of the recipe or "
-                f"give the method a parameter '{name}'"
-            )
-    try:
-        tasks = list(cls.generate_tasks(split, count, seed, **wanted) or ())
-    except DeedRLError:
-        raise
-    except Exception as error:
-        raise EnvironmentAuthorError(
-            f"{author} raised {type(error).__name__}: {error}{place_of(error)}; expected a list of {count} tasks"
-        ) from error
-    for task in tasks:
-        if not isinstance(task, Task):
-            raise EnvironmentAuthorError(f"{author}: expected tasks, got {task!r}; build them with Task.create")
-        if task.split != split:
-            raise EnvironmentAuthorError(
-                f"{author}: expected tasks of the split '{split}', got task {task.id} of '{task.split}'; pass "
-                "split=split to Task.create"
-            )
-    return tasks
-
-
-def place_of(error: BaseException) -> str:
-    """Where `error` was raised, as `` (file:line in function)``; of a `ToolCrash`, where the tool's own was."""
-    original = getattr(error, "original", error)
-    frames = traceback.extract_tb(original.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-
-
 def leaves(value: Any) -> list[Any]:
     """All values inside nested dicts and lists that are neither, keys left out."""
     if isinstance(value, Mapping):
@@ -366,6 +288,16 @@ def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
         return to_text(str(error) or f"{action.tool_name} refused the call"), None
     except ToolInterrupted:
         return f"{action.tool_name} did not finish in time and was stopped", None
+
+
+def _check_class_values(cls: type[Environment]) -> None:
+    """Raises `EnvironmentAuthorError` if the class body gives `instructions` or `max_steps` another type."""
+    instructions, max_steps = vars(cls).get("instructions", ""), vars(cls).get("max_steps", 1)
+    if not isinstance(instructions, str | property):
+        raise EnvironmentAuthorError(f"{cls.__name__}.instructions: expected a text, got {instructions!r}")
+    number = isinstance(max_steps, int | float) and not isinstance(max_steps, bool) and max_steps >= 1
+    if not number and not isinstance(max_steps, property):
+        raise EnvironmentAuthorError(f"{cls.__name__}.max_steps: expected a number of at least 1, got {max_steps!r}")
 
 
 def mutable_class_values(cls: type[Environment]) -> dict[str, Any]:

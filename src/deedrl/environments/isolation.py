@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from deedrl.environments.environment import Environment, checked_verdict, read_action, read_task
+from deedrl.environments.contract import checked_verdict
+from deedrl.environments.environment import Environment, read_action, read_task
 from deedrl.environments.loading import load_environment
 from deedrl.environments.worker import Problem, Reply, Request, pack, unpack
 from deedrl.errors import DeedRLError
@@ -38,7 +39,12 @@ class WorkerTimeout(WorkerDied):
 
 
 class WorkerRaised(RuntimeError):
-    """An exception in the environment's process that has no class here; the message has its name and traceback."""
+    """An exception in the environment's process that has no class here; the message has its name and place."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+        """The traceback in that process; a failed episode keeps it as ``failure.trace``."""
 
 
 class ProcessEnvironment(Environment):
@@ -235,4 +241,4 @@ def _as_exception(problem: Problem) -> Exception:
     for kind in DeedRLError.__subclasses__():
         if kind.__name__ == problem.kind:
             return kind(problem.message)
-    return WorkerRaised(f"{problem.kind}: {problem.message}\n{problem.where}")
+    return WorkerRaised(f"{problem.kind}: {problem.message}{problem.place}", problem.where)

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from deedrl.environments.environment import Environment, checked_state_hash
+from deedrl.environments.contract import checked_actions, checked_state_hash, place_of
+from deedrl.environments.environment import Environment
 from deedrl.environments.loading import load_environment
 from deedrl.tools.limits import ToolInterrupted, alarm
 from deedrl.tools.tool import ToolCrash
@@ -38,6 +39,8 @@ class Problem(Record, frozen=True):
 
     kind: str
     message: str
+    place: str = ""
+    """File, line and function, as `place_of` writes them."""
     where: str = ""
     """Traceback."""
     tool_name: str | None = None
@@ -121,7 +124,8 @@ def _run(environment: Environment, request: Request) -> Reply:
         case "state_hash":
             return Reply(text=checked_state_hash(environment.state_hash(), type(environment).__name__))
         case "demonstrate":
-            return Reply(actions=tuple(environment.demonstrate(request.task or environment.task)))
+            author = f"{type(environment).__name__}.demonstrate"
+            return Reply(actions=checked_actions(environment.demonstrate(request.task or environment.task), author))
         case "close":
             environment.close()
             return Reply()
@@ -135,7 +139,7 @@ def _problem(error: BaseException) -> Problem:
         return Problem(
             kind="ToolCrash", message=original, where=where, tool_name=error.tool_name, parameters=parameters
         )
-    return Problem(kind=type(error).__name__, message=str(error), where=where)
+    return Problem(kind=type(error).__name__, message=str(error), place=place_of(error), where=where)
 
 
 def _exit_with_parent(descriptor: int) -> None:

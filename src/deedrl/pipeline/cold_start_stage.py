@@ -157,7 +157,11 @@ def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], samp
     policy = demonstration_policy(specs, session.environment_class)
     with session.context.progress.bar(f"{stage.title}: demonstrations", total=len(specs), unit="episode") as bar:
         played = session.play(specs, store=f"{stage.title}-demonstrations", policy=policy, bar=bar)
-    unsolved = sum(not t.solved for t in played)
+    unsolved = [t for t in played if not t.solved]
     if unsolved:
-        session.context.progress.warn(f"{unsolved} of {len(played)} demonstrations do not solve their task; left out")
+        reasons = [t.failure.message for t in unsolved if t.failure is not None]
+        why = f" (e.g. {reasons[0]})" if reasons else ""
+        session.context.progress.warn(
+            f"{len(unsolved)} of {len(played)} demonstrations do not solve their task{why}; left out"
+        )
     return [t for t in played if t.solved]

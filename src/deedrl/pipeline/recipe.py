@@ -12,8 +12,8 @@ from msgspec import Meta
 from deedrl.config import (
     Count,
     NonNegative,
-    PositiveFloat,
     PositiveInt,
+    Seconds,
     Settings,
     Share,
     apply_override,
@@ -62,13 +62,13 @@ class AdapterSettings(Settings, frozen=True, kw_only=True):
     """A LoRA adapter in PEFT's terms."""
 
     rank: PositiveInt = 16
-    """Rank r of the two factors."""
-    alpha: PositiveFloat = 32.0
+    """Rank r of the two factors; at most the model's hidden size."""
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] = 32.0
     """The update is scaled by alpha / rank."""
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Dropout before the adapter while training."""
     target: str | tuple[str, ...] = "all-linear"
-    """Module names that get an adapter, or ``all-linear``."""
+    """Names of the linear layers that get an adapter, or ``all-linear``."""
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):
@@ -145,9 +145,9 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     """Turns."""
     max_tokens_per_episode: PositiveInt = 2048
     """Tokens of the whole conversation, prompt included."""
-    call_timeout_s: PositiveFloat = 10.0
+    call_timeout_s: Seconds = 10.0
     """Seconds one tool call may take."""
-    episode_timeout_s: PositiveFloat = 300.0
+    episode_timeout_s: Seconds = 300.0
     """Seconds one episode may take."""
     max_parse_failures: PositiveInt = 2
     """Failed parses in one turn that end the episode."""
@@ -191,7 +191,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
     rubric: dict[str, NonNegative] = {}
     """Weights of reward terms by name; a term left out keeps its weight in the environment's rubric."""
     failures: FailureSettings = FailureSettings()
-    concurrency: PositiveInt = 32
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Episodes in flight at once."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     tracking: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
@@ -203,6 +203,20 @@ class Recipe(Settings, frozen=True, kw_only=True):
         """Raises `ConfigError` for values out of range or that do not go together."""
         convert(to_plain(self), Recipe)
         _require_folder_name(self.name, "name")
+        require(bool(self.model.path), "model.path", "expected 'embedded', a folder or a hub id; got an empty text")
+        require(
+            bool(self.environment.ref),
+            "environment.ref",
+            "expected an id, package.module:Class or path/file.py:Class; got an empty text",
+        )
+        if self.model.adapter is not None:
+            target = self.model.adapter.target
+            names = [target] if isinstance(target, str) else list(target)
+            require(
+                bool(names) and all(name.strip() for name in names),
+                "model.adapter.target",
+                f"expected names of layers such as [q_proj, v_proj], or all-linear; got {names or 'none'}",
+            )
         require(bool(self.stages), "stages", "expected at least one stage, got none")
         for name, count in Counter(stage.title for stage in self.stages).items():
             require(count == 1, "stages", f"{count} stages are called '{name}'; give each its own name")

@@ -1,12 +1,17 @@
-"""Trajectories to training samples by rendering, for data that this policy did not sample itself."""
+"""Prompts and trajectories as the model's tokens: whether they fit, and samples this policy did not make itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from deedrl.config import require
 from deedrl.environments.environment import Environment
+from deedrl.errors import ModelError
+from deedrl.pipeline.recipe import Recipe
+from deedrl.policies.local.attention import context_limit
+from deedrl.policies.local.model import LoadedModel
 from deedrl.rendering.renderer import Renderer
-from deedrl.rollouts.prompting import PromptVariant, system_prompt
+from deedrl.rollouts.prompting import PromptVariant, system_prompt, user_message
 from deedrl.training.samples import TrainingSample
 from deedrl.types import Message, Task, ToolSchema, Trajectory
 
@@ -36,11 +41,40 @@ def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> 
     )
 
 
-def task_system_prompt(environment: Environment, task: Task, variant: PromptVariant) -> str:
+def check_room(
+    loaded: LoadedModel,
+    environment: type[Environment],
+    tasks: Sequence[Task],
+    variant: PromptVariant,
+    recipe: Recipe,
+) -> None:
+    """Raises `ModelError` if not even the shortest of `tasks` leaves the model room for one turn.
+
+    `ConfigError` if the recipe's own limit of an episode does not.
+    """
+    task = min(tasks, key=lambda task: len(task.prompt))
+    system = task_system_prompt(environment, task, variant)
+    opening = [Message(role="system", content=system), Message(role="user", content=user_message(task.prompt, variant))]
+    prompt, turn = len(loaded.renderer.prompt_ids(opening)), recipe.sampling.max_tokens
+    limit, allowed = context_limit(loaded.model), recipe.limits.max_tokens_per_episode
+    if prompt + turn > limit:
+        raise ModelError(
+            f"the model '{loaded.source}' holds {limit} tokens, too few for one turn: expected room for "
+            f"{prompt + turn} ({prompt} of system prompt and task, {turn} of sampling.max_tokens); take a model with "
+            "a longer context, lower sampling.max_tokens or shorten the prompt"
+        )
+    require(
+        prompt < allowed,
+        "limits.max_tokens_per_episode",
+        f"expected more than the {prompt} tokens of system prompt and task, got {allowed}; raise it",
+    )
+
+
+def task_system_prompt(environment: Environment | type[Environment], task: Task, variant: PromptVariant) -> str:
     """The system prompt an episode of `task` is played with."""
     return system_prompt(environment.instructions, allowed_tools(environment, task), variant)
 
 
-def allowed_tools(environment: Environment, task: Task) -> Sequence[ToolSchema]:
+def allowed_tools(environment: Environment | type[Environment], task: Task) -> Sequence[ToolSchema]:
     """Schemas of the tools `task` allows."""
     return environment.tools.restricted(task.tools).schemas()

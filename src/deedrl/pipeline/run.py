@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 METRICS = "metrics.jsonl"
 ADAPTER = "adapter"
+_REPLACED = ".adapter-old"
 _LOCK = ".lock"
 
 
@@ -131,6 +133,15 @@ class Run:
         """JSON lines of all logged metrics."""
         return self.folder / METRICS
 
+    def replace_adapter(self, written: Path) -> None:
+        """Puts the folder `written` in the place of the adapter; killed in between, the next opening puts it right."""
+        replaced = self.folder / _REPLACED
+        shutil.rmtree(replaced, ignore_errors=True)
+        if self.adapter_folder.exists():
+            self.adapter_folder.rename(replaced)
+        written.rename(self.adapter_folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+
     def write_json(self, name: str, data: Any) -> Path:
         """Writes `data` as JSON into the run folder in one step: readers see the old file or the new one."""
         plain = redact(msgspec.to_builtins(data))
@@ -192,10 +203,17 @@ class Run:
             self._start()
             return
         self._refuse_other_settings(first)
+        self._restore_adapter()
         self.run_id = first["run_id"]
         self.attempt = 1 + max(int(event.get("attempt", 1)) for event in events)
         self._finished = finished_stages(events)
         self.record("run_resumed", warnings=self.warnings)
+
+    def _restore_adapter(self) -> None:
+        """A process killed between the two renames of `replace_adapter` leaves the policy under its other name."""
+        if latest_adapter(self.folder) == self.folder / _REPLACED:
+            (self.folder / _REPLACED).rename(self.adapter_folder)
+            self.warnings.append(f"{self.adapter_folder}: an interrupted process left it as {_REPLACED}; put back")
 
     def _start(self) -> None:
         self.run_id = uuid.uuid4().hex[:12]
@@ -224,6 +242,11 @@ class Run:
             f"got {self.config_hash[:12]}; what differs (there → now):\n{shown}{more}\n"
             "give this recipe another folder with --out, or go back to those settings"
         )
+
+
+def latest_adapter(folder: Path) -> Path | None:
+    """Where the policy of the run in `folder` lies; None if it has not trained one."""
+    return next((path for path in (folder / ADAPTER, folder / _REPLACED) if path.is_dir()), None)
 
 
 def _refuse_foreign_folder(folder: Path) -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from deedrl.environments.environment import Environment, checked_tasks, place_of
+from deedrl.environments.contract import checked_tasks, own_rubric
+from deedrl.environments.environment import Environment
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
-from deedrl.errors import CheckpointError, ConfigError, DeedRLError, EnvironmentAuthorError, TaskError
+from deedrl.errors import CheckpointError, ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
+from deedrl.pipeline.rendering import check_room
 from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, load_model
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.policy import Policy
@@ -28,7 +30,7 @@ from deedrl.rollouts.prompting import PromptVariant
 from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tasks.pool import TaskPool, check_disjoint
-from deedrl.types import Provenance, SamplingParams, Source, Split, Task, Trajectory
+from deedrl.types import Provenance, SamplingParams, Source, Split, Task, TerminationReason, Trajectory
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test", "test_unseen")
 
@@ -64,22 +66,8 @@ class Session:
 
     @cached_property
     def rubric(self) -> Rubric:
-        rubric = self._own_rubric() or default_rubric()
+        rubric = own_rubric(self.environment_class) or default_rubric()
         return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
-
-    def _own_rubric(self) -> Rubric | None:
-        author = f"{self.environment_class.__name__}.rubric"
-        try:
-            rubric = self.environment_class.rubric()
-        except DeedRLError:
-            raise
-        except Exception as error:
-            raise EnvironmentAuthorError(
-                f"{author} raised {type(error).__name__}: {error}{place_of(error)}; expected a Rubric or None"
-            ) from error
-        if rubric is None or isinstance(rubric, Rubric):
-            return rubric
-        raise EnvironmentAuthorError(f"{author}: expected a Rubric or None, got {rubric!r}")
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
@@ -100,6 +88,11 @@ class Session:
             pool = TaskPool.load(path, split)
             if not pool:
                 raise TaskError(f"{path}: expected tasks of the split '{split}', one JSON object a line, found none")
+            for allowed in {task.tools for task in pool}:
+                try:
+                    self.environment_class.tools.restricted(allowed)
+                except EnvironmentAuthorError as error:
+                    raise TaskError(f"{path}: {error}; name tools of {self.recipe.environment.ref}") from error
             return pool
         settings = self.recipe.environment
         tasks = checked_tasks(self.environment_class, split, count, self.context.seed("tasks"), **self._task_filter())
@@ -170,6 +163,8 @@ class Session:
 
     def policy(self, *, guided: bool = False) -> LocalPolicy:
         """The policy with the current weights; `guided` constrains decoding to the schema of an action."""
+        if not self._policies:
+            check_room(self.loaded, self.environment_class, self.tasks("train"), self.prompt, self.recipe)
         if guided not in self._policies:
             self._policies[guided] = LocalPolicy(
                 self.loaded.model,
@@ -198,7 +193,7 @@ class Session:
     def save_policy(self) -> None:
         """Replaces the run's adapter (or model folder) by the current weights; the old one stays until then."""
         target = self.run.adapter_folder
-        scratch, old = target.with_name(".adapter-new"), target.with_name(".adapter-old")
+        scratch = target.with_name(".adapter-new")
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             self.loaded.save(scratch)
@@ -211,11 +206,7 @@ class Session:
                 f"{target}: cannot write the policy ({error}); what was saved before is intact; make room and run the "
                 "same command again to resume"
             ) from error
-        shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
-            target.rename(old)
-        scratch.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        self.run.replace_adapter(scratch)
 
     def checkpoints(self, stage: str) -> CheckpointFolder:
         return self.run.checkpoints(stage, self.context.progress.warn)
@@ -295,4 +286,11 @@ class Session:
                 concurrency=concurrency or self.recipe.concurrency,
                 on_trajectory=keep,
             )
-        return [done[spec.episode_id] for spec in specs]
+        played = [done[spec.episode_id] for spec in specs]
+        mute = sum(not t.steps and t.termination is TerminationReason.TOKEN_LIMIT for t in played)
+        if mute:
+            self.context.progress.warn(
+                f"{store}: {mute} of {len(played)} episodes ended before their first turn: their prompt and "
+                f"sampling.max_tokens ({self.recipe.sampling.max_tokens}) do not fit the model's context"
+            )
+        return played

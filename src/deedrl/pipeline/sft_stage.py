@@ -8,8 +8,9 @@ from deedrl.errors import DeedRLError
 from deedrl.pipeline.cold_start_stage import POSITIVES
 from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stage_settings import Sft
+from deedrl.pipeline.stage_settings import ColdStart, Sft
 from deedrl.pipeline.validation import validate
+from deedrl.policies.local.attention import context_limit
 from deedrl.training.learner import Learner, scheduled_rate
 from deedrl.training.samples import TrainingSample
 from deedrl.training.sft import batch_order, sft_update
@@ -66,19 +67,35 @@ def sft_samples(session: Session) -> list[TrainingSample]:
     """The positives as samples under the recipe's own prompt, in the store's order."""
     positives = list(session.store(POSITIVES))
     if not positives:
-        raise DeedRLError(
-            "there are no positives to learn from: the cold start kept nothing; raise its samples_per_task, "
-            "guided_share or demonstrations, or lower stability_share"
-        )
+        raise DeedRLError(f"there are no positives to learn from: {_why_none(session)}")
     environment = session.environment_class()
     by_id = {task.id: task for task in session.tasks("train")}
-    limit = session.recipe.limits.max_tokens_per_episode
+    # Beyond its context a model computes something, and nothing that it was made for.
+    limit = min(session.recipe.limits.max_tokens_per_episode, context_limit(session.loaded.model))
     systems = {t: task_system_prompt(environment, by_id[t], session.prompt) for t in {p.task_id for p in positives}}
     samples = [rendered_sample(session.loaded.renderer, p, systems[p.task_id]) for p in positives]
     kept = [sample for sample in samples if len(sample.ids) <= limit]
     if len(kept) < len(samples):
-        session.context.progress.warn(
+        told = (
             f"{len(samples) - len(kept)} of {len(samples)} positives are longer than {limit} tokens and are left out; "
-            "raise limits.max_tokens_per_episode to keep them"
+            "raise limits.max_tokens_per_episode, up to the model's context, to keep them"
         )
+        if not kept:
+            raise DeedRLError(f"there is nothing to learn from: {told}")
+        session.context.progress.warn(told)
     return kept
+
+
+def _why_none(session: Session) -> str:
+    starts = [stage.title for stage in session.recipe.stages if isinstance(stage, ColdStart)]
+    if not starts:
+        return "the recipe has no cold_start stage; add one before this stage"
+    if not any(session.run.finished(title) for title in starts):
+        return (
+            f"no cold start has finished in {session.run.folder} yet; run it first: "
+            f"deedrl collect --run {session.run.folder}"
+        )
+    return (
+        "the cold start kept nothing; raise its samples_per_task, guided_share or demonstrations, or lower "
+        "stability_share"
+    )

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from deedrl.config import Count, NonNegative, PositiveFloat, PositiveInt, Settings, Share, require
+from deedrl.config import Count, LearningRate, NonNegative, PositiveFloat, PositiveInt, Settings, Share, require
 from deedrl.types import Split
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -108,7 +108,7 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
     """Passes over the kept trajectories; give this or `steps`."""
     batch_size: PositiveInt = 16
     """Trajectories in one optimiser step."""
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: LearningRate = 1e-3
     """Peak learning rate (of the adapter, if there is one)."""
     final_learning_rate: NonNegative = 0.0
     """Learning rate after the last step; `schedule` leads there."""
@@ -148,7 +148,7 @@ class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
     """Sibling trajectories of one task; at least 2, for an advantage compares siblings."""
     temperature: PositiveFloat | None = None
     """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
-    learning_rate: PositiveFloat = 3e-4
+    learning_rate: LearningRate = 3e-4
     """Peak learning rate (of the adapter, if there is one)."""
     final_learning_rate: NonNegative = 0.0
     """Learning rate after the last step; `schedule` leads there."""
@@ -223,7 +223,7 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
     """Optimisation steps on the new pool; 0 only mines and reports."""
     hard_share: Share = 0.5
     """Share of mined tasks in each step; the rest comes from the whole training pool."""
-    learning_rate: PositiveFloat | None = None
+    learning_rate: LearningRate | None = None
     """Constant learning rate; null means half the peak of the recipe's last `grpo` stage."""
 
     def validate(self, path: str) -> None:

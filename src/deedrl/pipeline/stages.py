@@ -19,8 +19,9 @@ from deedrl.pipeline.context import Progress, StageContext
 from deedrl.pipeline.evaluation_stage import evaluate_stage
 from deedrl.pipeline.grpo_stage import grpo_stage
 from deedrl.pipeline.mine_stage import mine_stage
-from deedrl.pipeline.recipe import Recipe, load_recipe
-from deedrl.pipeline.run import ADAPTER, RECIPE, SUMMARY, Run, StageResult
+from deedrl.pipeline.own_recipe import load_own_recipe
+from deedrl.pipeline.recipe import Recipe
+from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapter
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
 from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Sft
@@ -95,9 +96,9 @@ def export_policy(run_folder: Path, target: Path, *, merge: bool) -> None:
 
     Raises `ConfigError` if the run has not trained anything yet.
     """
-    recipe = load_recipe(run_folder / RECIPE)
-    adapter = run_folder / ADAPTER
-    if not adapter.is_dir():
+    recipe = load_own_recipe(run_folder)
+    adapter = latest_adapter(run_folder)
+    if adapter is None:
         raise ConfigError(f"{run_folder}: expected a trained policy in {ADAPTER}/, found none; run its training first")
     if not merge or recipe.model.adapter is None:
         shutil.copytree(adapter, target, dirs_exist_ok=True)

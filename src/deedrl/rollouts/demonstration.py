@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+from deedrl.environments.contract import demonstration
 from deedrl.environments.environment import Environment
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.policies.scripted import DemonstrationPolicy
@@ -23,7 +24,7 @@ def demonstration_policy(
 def demonstrator(environment: Callable[[], AnyEnvironment]) -> Callable[[Task], Sequence[Action]]:
     """A function that resets a private environment to a task and asks it for the solution.
 
-    It raises `EnvironmentAuthorError` if the environment has none.
+    It raises `EnvironmentAuthorError` if the environment has none, or what it gives is not one.
     """
     source = EnvironmentSource(environment)
 
@@ -32,7 +33,7 @@ def demonstrator(environment: Callable[[], AnyEnvironment]) -> Callable[[Task], 
         try:
             instance.reset(seed=0, options={"task": task})
             base = cast(Environment, instance.unwrapped)
-            actions = base.demonstrate(task)
+            actions = demonstration(base, task)
         finally:
             instance.close()
         if not actions:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from typing import Any, Literal
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
-from deedrl.environments.environment import checked_state_hash
+from deedrl.environments.contract import checked_state_hash
 from deedrl.parsing.parser import parse_action
 from deedrl.policies.policy import CompletionRequest, ContextFull, Policy
 from deedrl.rewards.rubric import Rubric
@@ -39,6 +40,7 @@ from deedrl.types import (
 log = logging.getLogger(__name__)
 
 RELEASE_LIMIT_S = 5.0
+MAX_TRACE_CHARS = 4000
 LIMIT_GRACE_S = 0.25
 """Added to a call's limit, so that a tool that keeps its limit itself can still answer the model.
 
@@ -252,7 +254,9 @@ class Episode:
         self._verdict = None
         kind = type(error).__name__
         return self._trajectory(
-            Failure(kind=kind, phase=self._phase, message=str(error) or kind, attempts=self.attempt)
+            Failure(
+                kind=kind, phase=self._phase, message=str(error) or kind, attempts=self.attempt, trace=_trace_of(error)
+            )
         )
 
     async def release(self) -> None:
@@ -321,3 +325,9 @@ class Episode:
             tool_versions=self._versions,
             prompt_variant="" if variant.name == "plain" else variant.name,
         )
+
+
+def _trace_of(error: Exception) -> str:
+    """The end of the traceback; that of a worker process, where the error came from one."""
+    trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
+    return str(trace)[-MAX_TRACE_CHARS:]

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from deedrl.errors import ConfigError, DeedRLError
 from deedrl.types import Failure, Record, Trajectory
 
+MAX_MESSAGE_CHARS = 400
+"""Of one failure, in the message that stops a run."""
+
 
 class FailurePolicy(Record, frozen=True):
     """What to do about trouble that the policy did not cause.
@@ -70,13 +73,19 @@ class FailureLedger:
         if not self.started or self.failed / self.started <= self._policy.max_failure_share:
             return
         reasons = "; ".join(
-            f"{count} x {reason}: {self._examples[reason].message}" for reason, count in self._reasons.most_common(3)
+            f"{count} x {reason}: {_in_short(self._examples[reason].message)}"
+            for reason, count in self._reasons.most_common(3)
         )
         raise RolloutsStopped(
             f"{self.failed} of {self.started} episodes failed for reasons outside the policy, more than the allowed "
             f"share of {self._policy.max_failure_share:g}. {reasons}. Fix the cause and run again; finished episodes "
-            "are kept"
+            "are kept, failed ones with their traceback (failure.trace in trajectories/*.jsonl)"
         )
+
+
+def _in_short(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_MESSAGE_CHARS else line[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def failure_reason(failure: Failure) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from deedrl.errors import TaskError
+from deedrl.errors import TaskError, suggest
 from deedrl.files import write_atomically
 from deedrl.types import Split, Task, content_hash
 
@@ -22,7 +23,7 @@ def read_tasks(path: str | Path, split: Split | None = None) -> list[Task]:
     """
     path = Path(path)
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise TaskError(f"cannot read the task file {path}: {error.strerror or error}") from error
     tasks: list[Task] = []
@@ -63,7 +64,12 @@ def _read_line(line: bytes, place: str) -> Task:
         fields: Any = msgspec.json.decode(line)
         if not isinstance(fields, dict):
             raise TaskError(f"{place}: expected a JSON object with the fields of a task, got {_shown(line)}")
+        for name in sorted(fields.keys() - set(Task.__struct_fields__)):
+            # A misspelt field would leave its default in its place without a word.
+            raise TaskError(f"{place}: unknown field '{name}'{suggest(name, Task.__struct_fields__)}")
         task = msgspec.convert({"id": "", **fields}, Task)
+        if task.shortest_steps is not None and task.shortest_steps < 1:
+            raise TaskError(f"{place}: expected shortest_steps of at least 1 or null, got {task.shortest_steps}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(f"{place}: expected one task as a JSON object, got {_shown(line)}: {error}") from error
     expected = content_hash(task)

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import signal
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,8 +31,8 @@ def interrupt_thread(thread_id: int) -> bool:
 
 
 @contextmanager
-def alarm(limit_s: float) -> Iterator[None]:
-    """Raises `ToolInterrupted` in the body after `limit_s` seconds, also out of ``time.sleep`` and other waits.
+def alarm(limit_s: float, kind: type[BaseException] = ToolInterrupted) -> Iterator[None]:
+    """Raises `kind` in the body after `limit_s` seconds, also out of ``time.sleep`` and other waits.
 
     Works in the main thread of a process on systems with interval timers; elsewhere it raises `RuntimeError`.
     """
@@ -39,17 +40,20 @@ def alarm(limit_s: float) -> Iterator[None]:
         raise RuntimeError("alarm() needs the main thread of a process on a POSIX system; use a worker process")
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise ToolInterrupted
+        raise kind
 
     previous = signal.signal(signal.SIGALRM, stop)
+    began, outer_s = time.monotonic(), 0.0
     try:
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        outer_s, _ = signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, previous)
+        if outer_s:  # an alarm around this one goes on, with what is left of its time
+            signal.setitimer(signal.ITIMER_REAL, max(outer_s - (time.monotonic() - began), 0.001))
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any], limit_s: float, what: str) -> Any:

@@ -39,7 +39,6 @@ class Learner:
         optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
         self._module = LogprobModel(loaded.model, temperature=temperature)
         self._logprobs, self._optimizer = self._accelerator.prepare(self._module, optimizer)
-        self.updates = 0
 
     def update(
         self,
@@ -75,8 +74,13 @@ class Learner:
             group["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.updates += 1
         return UpdateStats(loss=total, grad_norm=norm, empty=False)
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps taken, those before a resume included."""
+        first = self._moments(next(iter(self.parameters.values())))
+        return int(first["step"]) if first else 0
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
@@ -88,9 +92,8 @@ class Learner:
     @contextmanager
     def _dropout(self) -> Iterator[None]:
         """Training mode, with a random stream that depends only on the optimiser's step and so survives a resume."""
-        first = self._moments(next(iter(self.parameters.values())))
         with torch.random.fork_rng():
-            torch.manual_seed(int(first["step"]) if first else 0)
+            torch.manual_seed(self.updates)
             self.loaded.model.train()
             try:
                 yield

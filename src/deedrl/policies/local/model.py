@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from deedrl.errors import ModelError
+from deedrl.policies.local.source import (
+    ADAPTER_WEIGHTS,
+    check_adapter,
+    check_lora,
+    check_tensors,
+    check_weights,
+    hub_is_offline,
+    in_short,
+)
 from deedrl.rendering.renderer import CHATML, Renderer
 
 EMBEDDED = "embedded"
@@ -38,6 +48,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # `load_adapter` refuses them
             yield
     finally:
         set_hook(previous)
@@ -73,26 +84,20 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     """Loads `path` (``embedded``, a folder, or a hub id) in evaluation mode, ready to sample.
 
     dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the processor multiplies it natively). Raises ModelError when the
-    model is missing or its chat template cannot carry training; `chat_template` is ``chatml`` or a Jinja file.
+    model is missing, out of reach, pickled or broken, or its chat template cannot carry training; `chat_template` is
+    ``chatml`` or a Jinja file.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder = str(embedded_model_folder()) if path == EMBEDDED else path
-    if not Path(folder).is_dir() and (folder.startswith((".", "/", "~")) or folder.count("/") != 1):
+    if Path(folder).is_dir():
+        check_weights(Path(folder), remedy="delete its folder and run again" if path == EMBEDDED else "copy it anew")
+        offline = True
+    elif folder.startswith((".", "/", "~")) or folder.count("/") != 1:
         raise ModelError(
             f"no model at '{folder}': expected '{EMBEDDED}', a folder with config.json, or a hub id 'owner/name'"
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype), output_loading_info=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot load the model '{path}': {error}") from error
-    if missing := sorted(found["missing_keys"]):
-        # transformers fills them with random numbers and goes on.
-        raise ModelError(
-            f"the model '{path}' lacks {len(missing)} weights, such as {missing[0]}: its weight files are not those of "
-            "its config.json; copy the model anew"
-        )
+    else:
+        offline = hub_is_offline(folder)
+    model, tokenizer = _read_model(path, folder, dtype=dtype, offline=offline)
     if chat_template is not None:
         tokenizer.chat_template = CHATML if chat_template == "chatml" else _read_template(Path(chat_template))
     renderer = Renderer(tokenizer)
@@ -102,10 +107,57 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     return LoadedModel(model=model, tokenizer=tokenizer, renderer=renderer, source=path)
 
 
+def _read_model(path: str, folder: str, *, dtype: str, offline: bool) -> tuple[Any, Any]:
+    """Model and tokenizer; safetensors alone are read, for other formats can run code."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # False, not unset: transformers would ask on the console whether to run code that came with the model.
+    options: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
+    weights: dict[str, Any] = {"dtype": torch_dtype(dtype), "use_safetensors": True, "output_loading_info": True}
+    weights["ignore_mismatched_sizes"] = True  # told below with their shapes, which transformers' exception lacks
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model, found = AutoModelForCausalLM.from_pretrained(folder, **options, **weights)
+    except Exception as error:
+        # Every part of a broken folder has classes of its own: KeyError, TypeError, those of Rust libraries.
+        raise ModelError(
+            f"cannot load the model '{path}': {in_short(error)}; expected config.json, tokenizer.json and weights in "
+            "safetensors that belong together; copy the model anew"
+        ) from error
+    _refuse_other_weights(path, model, found)
+    return model, tokenizer
+
+
+def _refuse_other_weights(path: str, model: Any, found: Mapping[str, Any]) -> None:
+    """transformers puts random numbers where a weight is missing or of another shape, and goes on."""
+    if mismatched := sorted(found["mismatched_keys"], key=lambda entry: str(entry[0])):
+        name, saved, wanted = mismatched[0]
+        raise ModelError(
+            f"{len(mismatched)} weights of the model '{path}' do not fit its config.json, such as {name}: expected "
+            f"shape {list(wanted)}, got {list(saved)}; copy the model anew"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"the model '{path}' lacks {len(missing)} weights, such as {missing[0]}: its weight files are not those of "
+            "its config.json; copy the model anew"
+        )
+    known = {_without_numbers(name) for name in model.state_dict()}
+    if left := sorted(name for name in found["unexpected_keys"] if _without_numbers(name) in known):
+        # More layers than the config has would be left out, and half a model would be trained.
+        raise ModelError(
+            f"{len(left)} weights of the model '{path}', such as {left[0]}, have no place in it: its config.json has "
+            "fewer layers than its weight files; copy the model anew"
+        )
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".N.", name)
+
+
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text()
-    except OSError as error:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ModelError(
             f"cannot read the chat template '{path}': {error}; expected 'chatml' or a file with a Jinja template"
         ) from error
@@ -125,11 +177,13 @@ def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float,
     """Puts a fresh trainable LoRA adapter (float32) on the model; the start is the unchanged model.
 
     The model stays in evaluation mode, because the same modules sample: dropout is for the learner to switch on.
+    Raises ModelError if the rank or a name in `target` does not fit the model.
     """
     import torch
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target, task_type="CAUSAL_LM")
+    modules = check_lora(loaded.model, rank, target)
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=modules, task_type="CAUSAL_LM")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = get_peft_model(loaded.model, config).eval()
@@ -138,12 +192,31 @@ def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float,
 
 @_quiet()
 def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -> LoadedModel:
-    """Puts the PEFT adapter saved in `folder` on the model."""
-    from peft import PeftModel
+    """Puts the PEFT adapter saved in `folder` on the model.
 
-    if not (folder / "adapter_config.json").is_file():
-        raise ModelError(f"no adapter at '{folder}': expected a PEFT folder with adapter_config.json")
-    model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable).eval()
+    Raises ModelError naming the folder or file if it is no LoRA adapter, is pickled, torn, or of another model.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    check_adapter(folder)
+    try:
+        model = PeftModel.from_pretrained(
+            loaded.model, str(folder), is_trainable=trainable, use_safetensors=True, local_files_only=True
+        ).eval()
+    except Exception as error:
+        # PEFT says what does not fit in exceptions of a dozen kinds.
+        raise ModelError(
+            f"{folder}: cannot put this adapter on the model '{loaded.source}': {in_short(error)}; take an "
+            "adapter that was trained on this model"
+        ) from error
+    wanted = {name for name in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in name}
+    saved = {name for name in check_tensors(folder / ADAPTER_WEIGHTS) if "lora_" in name}
+    if differing := sorted(wanted ^ saved):
+        # PEFT starts the ones that are missing afresh and drops the others.
+        raise ModelError(
+            f"{folder / ADAPTER_WEIGHTS}: its weights are not those of its adapter_config.json on the model "
+            f"'{loaded.source}': {len(differing)} differ, such as {differing[0]}; copy the adapter anew"
+        )
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
 
