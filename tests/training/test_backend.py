@@ -10,7 +10,6 @@ from deedrl.policies.local.model import add_adapter
 from deedrl.training import backend, packing
 from deedrl.training.backend import LogprobModel, frozen_at
 from deedrl.training.chosen_logprob import chosen_logprobs
-from deedrl.training.frozen_products import FrozenWeight
 from deedrl.training.losses import policy_loss, sample_weights, sft_loss
 from deedrl.training.packing import pack
 from deedrl.training.weighting import weighted
@@ -167,7 +166,7 @@ def test_logprobs_under_a_frozen_head_and_their_gradient_equal_autograd(temperat
     weight = torch.randn(50, 16, generator=generator) * 3
     targets = torch.tensor([0, 49, 3, 3, 17, 8, 25])
     upstream = torch.randn(7, generator=generator)
-    found = chosen_logprobs(hidden, FrozenWeight(weight), targets, temperature)
+    found = chosen_logprobs(hidden, weight, targets, temperature)
     [gradient] = torch.autograd.grad(found, hidden, upstream)
     expected = (hidden @ weight.T / temperature).log_softmax(-1)[torch.arange(7), targets]
     [slow] = torch.autograd.grad(expected, hidden, upstream)

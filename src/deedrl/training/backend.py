@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask, install
-from deedrl.policies.local.twin import decoder_of
+from deedrl.policies.local.merged import decoder_of
 from deedrl.training.chosen_logprob import chosen_logprobs
-from deedrl.training.frozen_products import FrozenWeight, PackedModel, is_frozen
 from deedrl.training.packing import Batch
 
 LOGITS_CHUNK = 512
@@ -52,16 +51,6 @@ class LogprobModel(nn.Module):
         super().__init__()
         self.model = model
         self._temperature = temperature
-        self._packed: PackedModel | None = None
-
-    @contextmanager
-    def packed(self) -> Iterator[None]:
-        """Inside the block products with frozen weights are packed; their memory is given back after it."""
-        self._packed = PackedModel(self.model)
-        try:
-            yield
-        finally:
-            self._packed = None
 
     def forward(
         self, batch: Batch, prefix: SharedPrefix | None = None, with_entropy: bool = False
@@ -114,14 +103,12 @@ class LogprobModel(nn.Module):
         rows, tokens = ids.shape
         layout = _TreeLayout(earlier, rows, tokens, self.model)
         positions = starts[:, None] + torch.arange(tokens)[None]
-        decoder = self._packed.decoder if self._packed else decoder_of(self.model)
-        output = decoder(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
+        output = decoder_of(self.model)(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
         return output.last_hidden_state, layout.kept
 
     def _chunk_logprobs(self, head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-        if is_frozen(head) and head.bias is None:
-            weight = (self._packed and self._packed.head) or FrozenWeight(head.weight)
-            return chosen_logprobs(hidden, weight, targets, self._temperature)
+        if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
+            return chosen_logprobs(hidden, head.weight, targets, self._temperature)
         if torch.is_grad_enabled():
             values: Tensor = checkpoint(_plain_logprobs, head, hidden, targets, self._temperature, use_reentrant=False)
             return values

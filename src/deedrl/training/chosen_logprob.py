@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deedrl.training.frozen_products import FrozenWeight
 
-
-def chosen_logprobs(hidden: Tensor, weight: FrozenWeight, targets: Tensor, temperature: float) -> Tensor:
+def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """log softmax(hidden · weightᵀ / temperature) at `targets`; differentiable in `hidden` alone.
 
     hidden [N, D], weight [V, D], targets [N] → [N] float32.
@@ -25,8 +23,8 @@ def chosen_logprobs(hidden: Tensor, weight: FrozenWeight, targets: Tensor, tempe
 
 class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: FrozenWeight, targets: Tensor, temperature: float) -> Tensor:
-        logits = weight.forward(hidden).float()
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        logits = torch.nn.functional.linear(hidden, weight).float()
         if temperature != 1.0:
             logits /= temperature
         top = logits.amax(-1, keepdim=True)
@@ -34,8 +32,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         weights = logits.sub_(top).exp_()
         total = weights.sum(-1, keepdim=True)
         if ctx.needs_input_grad[0]:
-            expected = weight.backward(weights.to(weight.weight.dtype)).float() / total
-            jacobian = (weight.weight[targets].float() - expected) / temperature
+            expected = (weights.to(weight.dtype) @ weight).float() / total
+            jacobian = (weight[targets].float() - expected) / temperature
             ctx.save_for_backward(jacobian.to(hidden.dtype))
         return (chosen - total.log())[:, 0]
 

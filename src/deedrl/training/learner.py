@@ -58,7 +58,7 @@ class Learner:
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
         total = 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        with self._dropout() if dropout else nullcontext(), self._module.packed():
+        with self._dropout() if dropout else nullcontext():
             prefix = self._module.shared_prefix(batches[0].prefix_ids)
             for batch in batches:
                 logprobs, _ = self._logprobs(batch, prefix)
@@ -85,9 +85,8 @@ class Learner:
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
-        with self._module.packed():
-            prefix = self._module.shared_prefix(batches[0].prefix_ids)
-            return [self._module(batch, prefix)[0] for batch in batches]
+        prefix = self._module.shared_prefix(batches[0].prefix_ids)
+        return [self._module(batch, prefix)[0] for batch in batches]
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:

@@ -78,7 +78,7 @@ def test_everything_but_linear_layers_is_shared(kit):
 def test_where_weights_cannot_be_packed_the_same_comes_out(kit, monkeypatch):
     loaded = adapted(kit)
     packed = sampled(kit, loaded)
-    monkeypatch.setattr(merged, "can_pack", lambda weight: False)
+    monkeypatch.setattr(merged, "_can_pack", lambda weight: False)
     plain = sampled(kit, loaded)
     assert plain.tokens == packed.tokens
     assert plain.logprobs == pytest.approx(packed.logprobs, abs=1e-5)

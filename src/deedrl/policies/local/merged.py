@@ -7,12 +7,17 @@ weight. Sampling pays both thousands of times between two updates; the copy is m
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deedrl.policies.local.twin import can_pack, decoder_of, packed_product, packed_weight, twin
+
+def decoder_of(model: Any) -> Any:
+    """The part of a causal model below its output head, whether or not PEFT wraps it."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.model
 
 
 class SamplingModel:
@@ -47,7 +52,14 @@ class SamplingModel:
 
     @torch.no_grad()
     def _copy(self) -> None:
-        self._decoder = twin(self._source, _packed).eval()
+        modules = dict(self._source.named_modules())
+        adapted = [name + "." for name, module in modules.items() if hasattr(module, "get_base_layer")]
+        # The twin of a module reaches its tensors through this table instead of copying them.
+        shared: dict[int, Any] = {id(t): t for t in (*self._source.parameters(), *self._source.buffers())}
+        for name, module in modules.items():
+            if (type(module) is nn.Linear or _is_plain_lora(module)) and not name.startswith(tuple(adapted)):
+                shared[id(module)] = _packed(module)
+        self._decoder = copy.deepcopy(self._source, shared).eval()
         self._head = _packed(self._source_head) if type(self._source_head) is nn.Linear else self._source_head
 
 
@@ -56,11 +68,12 @@ class _PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self._weight = packed_weight(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return packed_product(inputs, self._weight, self._bias)
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
+        return result
 
 
 def _packed(module: Any) -> nn.Module:
@@ -73,10 +86,28 @@ def _packed(module: Any) -> nn.Module:
         for adapter in module.active_adapters:
             total = total + module.get_delta_weight(adapter).float()
         weight, bias = total.to(base.weight.dtype), base.bias
-    if can_pack(weight):
+    if _can_pack(weight):
         return _PackedLinear(weight, None if bias is None else bias.detach())
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.bias = bias
     return layer
+
+
+def _can_pack(weight: Tensor) -> bool:
+    operations = ("_reorder_linear_weight", "_linear_pointwise")
+    known = bool(torch._C._has_mkldnn) and all(hasattr(torch.ops.mkldnn, name) for name in operations)
+    # In bf16 oneDNN needs instructions that not every processor has; torch's own layers always work.
+    native = weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return known and weight.device.type == "cpu" and bool(native)
+
+
+def _is_plain_lora(module: Any) -> bool:
+    """By exact types: quantised layers, DoRA and other variants are more than a product added to a weight."""
+    if not hasattr(module, "get_base_layer") or not hasattr(module, "get_delta_weight"):
+        return False
+    from peft.tuners.lora import Linear
+
+    variants = getattr(module, "lora_variant", None) or any(getattr(module, "use_dora", {}).values())
+    return type(module) is Linear and type(module.get_base_layer()) is nn.Linear and not variants and not module.merged
