@@ -221,7 +221,10 @@ def test_error_between_turns_of_decoding_reaches_the_waiting_too(kit):
         failing.undo()
         return await asyncio.wait_for(policy.complete(kit.request("e")), timeout=10)
 
-    assert asyncio.run(fail_later()) == asyncio.run(local(loaded).complete(kit.request("e")))
+    after, fresh = asyncio.run(fail_later()), asyncio.run(local(loaded).complete(kit.request("e")))
+    assert (after.token_ids, after.prompt_ids) == (fresh.token_ids, fresh.prompt_ids)
+    # What was stored before the error is used again, so rounding differs.
+    assert after.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
 def test_weights_change_while_an_episode_samples_is_refused(kit, loaded):
