@@ -146,7 +146,8 @@ def _clustered(rows: Sequence[_Row], start: int) -> list[list[_Row]]:
     A cluster of n rows with c tokens in common saves (n - 1) c. A row that would shorten the common part of a cluster
     by more than it saves stays out, and may join others like it.
     """
-    pairs = ((_common(rows[i].ids, rows[j].ids) - start, i, j) for i, j in combinations(range(len(rows)), 2))
+    tails = [row.ids[start:] for row in rows]
+    pairs = ((_common(tails[i], tails[j]), i, j) for i, j in combinations(range(len(rows)), 2))
     cluster_of = {i: [i] for i in range(len(rows))}
     saved = dict.fromkeys(cluster_of, 0)  # by a cluster's first row
     for common, i, j in sorted((pair for pair in pairs if pair[0] >= SHORTEST_SHARED), reverse=True):
