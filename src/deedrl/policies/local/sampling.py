@@ -19,9 +19,10 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor, which:
     """
     greedy = temperatures == 0
     # In place from here on: memory for another block of this size costs more than a pass over it.
-    weights = logits.float().div_(torch.where(greedy, 1.0, temperatures)[:, None])
-    best = weights.argmax(-1) if bool(greedy.any()) else None
-    weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+    shifted = logits.float().div_(torch.where(greedy, 1.0, temperatures)[:, None])
+    best = shifted.argmax(-1) if bool(greedy.any()) else None
+    shifted.sub_(shifted.amax(-1, keepdim=True))
+    weights = shifted.exp()
     blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
     block_ends = blocks.sum(-1).double().cumsum(-1)[which]
     totals = block_ends[:, -1]
@@ -35,5 +36,5 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor, which:
     tokens = (block * BLOCK + within)[:, 0]
     if best is not None:
         tokens = torch.where(greedy[which], best[which], tokens)
-    logprobs = weights[which, tokens].log() - totals.log().float()
+    logprobs = shifted[which, tokens] - totals.log().float()
     return tokens, logprobs
