@@ -112,6 +112,8 @@ def test_C02_group_of_one_is_refused() -> None:
         ("model.adapter.alpha=1e300", "model.adapter.alpha: expected float <= 1000000.0"),
         ("model.adapter.target=[]", "model.adapter.target: expected names of layers such as [q_proj, v_proj]"),
         ("model.adapter.target=''", "model.adapter.target: expected names of layers such as [q_proj, v_proj]"),
+        ("tasks.train=2000000000", "tasks.train: expected int <= 1000000"),
+        ("stages.sft.batch_size=2000000000", "stages.sft.batch_size: expected int <= 1000000"),
         ("model.path=''", "model.path: expected 'embedded', a folder or a hub id"),
         ("environment.ref=''", "environment.ref: expected an id"),
         ("stages.sft.stage=[a]", "unknown stage ['a'] (list); known: baseline"),

@@ -11,6 +11,8 @@ from msgspec import Meta
 
 from deedrl.config import (
     Count,
+    Many,
+    ManyOrNone,
     NonNegative,
     PositiveInt,
     Seconds,
@@ -102,13 +104,13 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True):
 class TaskSettings(Settings, frozen=True, kw_only=True):
     """How many tasks of each split are generated from the seed, or the files they are read from."""
 
-    train: PositiveInt = 320
+    train: Many = 320
     """Training tasks."""
-    validation: Count = 48
+    validation: ManyOrNone = 48
     """Held-out tasks that choose the best checkpoint; never reported as a result."""
-    test: PositiveInt = 120
+    test: Many = 120
     """Held-out tasks of known families: the figure of the before/after table."""
-    test_unseen: Count = 60
+    test_unseen: ManyOrNone = 60
     """Held-out tasks whose families and phrasings never occur in training; reported apart."""
     files: dict[Split, str] = {}
     """JSON-lines file for each split; a split named here is read instead of generated, and every task in its file
