@@ -189,6 +189,20 @@ def convert(data: Any, kind: type[T], origin: str = "") -> T:
         raise ConfigError(prefix + _reworded(str(error), data)) from None
 
 
+def require_text(data: Any, at: str = "") -> None:
+    """Raises `ConfigError` for a text anywhere in plain data that no file name and no tokenizer takes."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            require_text(key, at)
+            require_text(value, _join(at, str(key)))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            require_text(value, _join(at, _label(value, index)))
+    elif isinstance(data, str):
+        sound = "\0" not in data and not any("\ud800" <= letter <= "\udfff" for letter in data)
+        require(sound, at, f"expected text without NUL and halves of surrogate pairs, got {_shown(data)}")
+
+
 def to_plain(settings: Any) -> Any:
     """Settings as dicts, lists and scalars, defaults included."""
     return _with_lists(msgspec.to_builtins(settings))

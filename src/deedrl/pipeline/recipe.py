@@ -24,6 +24,7 @@ from deedrl.config import (
     parse_override,
     read_yaml,
     require,
+    require_text,
     to_plain,
 )
 from deedrl.errors import ConfigError, suggest
@@ -211,6 +212,11 @@ class Recipe(Settings, frozen=True, kw_only=True):
             "environment.ref",
             "expected an id, package.module:Class or path/file.py:Class; got an empty text",
         )
+        require(
+            self.model.start_adapter is None or self.model.adapter is not None,
+            "model.start_adapter",
+            "expected model.adapter beside it, got null, which trains all weights and starts from no adapter",
+        )
         if self.model.adapter is not None:
             target = self.model.adapter.target
             names = [target] if isinstance(target, str) else list(target)
@@ -226,6 +232,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
             _require_folder_name(stage.title, f"stages.{stage.title}.name")
             stage.validate(f"stages.{stage.title}")
             self._validate_against_tasks(stage)
+        require_text(to_plain(self))
         limits = self.limits
         require(
             limits.loop_warn < limits.loop_end,
