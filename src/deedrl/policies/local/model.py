@@ -200,9 +200,7 @@ def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -
 
     check_adapter(folder)
     try:
-        model = PeftModel.from_pretrained(
-            loaded.model, str(folder), is_trainable=trainable, use_safetensors=True, local_files_only=True
-        ).eval()
+        model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable).eval()
     except Exception as error:
         # PEFT says what does not fit in exceptions of a dozen kinds.
         raise ModelError(
