@@ -25,6 +25,9 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e30)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e30)]
+# Of what a run holds in memory all at once: tasks, the episodes of a round, the samples of a step.
+Many = Annotated[int, Meta(ge=1, le=1_000_000)]
+ManyOrNone = Annotated[int, Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 LearningRate = Annotated[float, Meta(gt=0, le=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -184,6 +187,20 @@ def convert(data: Any, kind: type[T], origin: str = "") -> T:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(prefix + _reworded(str(error), data)) from None
+
+
+def require_text(data: Any, at: str = "") -> None:
+    """Raises `ConfigError` for a text anywhere in plain data that no file name and no tokenizer takes."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            require_text(key, at)
+            require_text(value, _join(at, str(key)))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            require_text(value, _join(at, _label(value, index)))
+    elif isinstance(data, str):
+        sound = "\0" not in data and not any("\ud800" <= letter <= "\udfff" for letter in data)
+        require(sound, at, f"expected text without NUL and halves of surrogate pairs, got {_shown(data)}")
 
 
 def to_plain(settings: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from deedrl.environments import loading
 from deedrl.environments.environment import Environment
 from deedrl.environments.loading import load_environment
 from deedrl.errors import ConfigError, EnvironmentAuthorError
@@ -87,7 +88,17 @@ def test_file_that_raises_names_the_exception_and_the_place(folder: Path) -> Non
 @pytest.mark.parametrize("ref", ["exiting.py", "exiting:One"])
 def test_file_that_exits_while_it_is_imported_does_not_end_the_process(folder: Path, ref: str) -> None:
     (folder / "exiting.py").write_text("import sys\nsys.exit(0)\n" + ONE)
-    with pytest.raises(EnvironmentAuthorError, match=r"raised SystemExit: 0 at .*exiting\.py:2"):
+    with pytest.raises(EnvironmentAuthorError, match=r"tried to exit the process \(code 0\) \(.*exiting\.py:2"):
+        load_environment(ref)
+
+
+@pytest.mark.parametrize("ref", ["endless.py", "endless:One"])
+def test_file_whose_import_does_not_end_is_told_with_its_place(
+    folder: Path, ref: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "IMPORT_LIMIT_S", 0.2)
+    (folder / "endless.py").write_text("while True:\n    pass\n" + ONE)
+    with pytest.raises(EnvironmentAuthorError, match=r"did not finish within 0\.2 s \(.*endless\.py:"):
         load_environment(ref)
 
 

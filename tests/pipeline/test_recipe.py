@@ -112,6 +112,10 @@ def test_C02_group_of_one_is_refused() -> None:
         ("model.adapter.alpha=1e300", "model.adapter.alpha: expected float <= 1000000.0"),
         ("model.adapter.target=[]", "model.adapter.target: expected names of layers such as [q_proj, v_proj]"),
         ("model.adapter.target=''", "model.adapter.target: expected names of layers such as [q_proj, v_proj]"),
+        ('model.path="a\\0b"', "model.path: expected text without NUL"),
+        ('prompt.system="\\ud800"', "prompt.system: expected text without NUL and halves of surrogate pairs"),
+        ("tasks.train=2000000000", "tasks.train: expected int <= 1000000"),
+        ("stages.sft.batch_size=2000000000", "stages.sft.batch_size: expected int <= 1000000"),
         ("model.path=''", "model.path: expected 'embedded', a folder or a hub id"),
         ("environment.ref=''", "environment.ref: expected an id"),
         ("stages.sft.stage=[a]", "unknown stage ['a'] (list); known: baseline"),
@@ -124,6 +128,11 @@ def test_values_are_checked(override: str, message: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
         made(override)
     assert message in str(caught.value)
+
+
+def test_an_adapter_to_start_from_needs_one_to_train() -> None:
+    with pytest.raises(ConfigError, match=r"model\.start_adapter: expected model\.adapter beside it, got null"):
+        made("model.adapter=null", "model.start_adapter=some/adapter")
 
 
 def test_values_of_recipes_built_in_python_are_checked_too() -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from deedrl.cli.main import main
 from deedrl.config import dump_yaml
-from deedrl.errors import ConfigError
+from deedrl.errors import ConfigError, ModelError
 from deedrl.pipeline.own_recipe import load_own_recipe
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import ADAPTER, Run, latest_adapter
 from deedrl.pipeline.stages import export_policy
+from deedrl.policies.local.model import add_adapter
 
 ENVIRONMENT = Path(__file__).with_name("letters.py")
 BASELINE, COLD_START, SFT = {"stage": "baseline"}, {"stage": "cold_start", "tasks": 2}, {"stage": "sft", "steps": 1}
@@ -95,12 +96,26 @@ def test_E08_a_policy_left_between_two_renames_is_put_back(tmp_path: Path) -> No
     assert not (tmp_path / ".adapter-old").exists()
 
 
-def test_E08_a_policy_left_between_two_renames_is_exported(tmp_path: Path) -> None:
+@pytest.fixture
+def adapter(models: Any, tmp_path: Path) -> Path:
+    """A run whose policy lies under the name it has between the two renames."""
     Run.open(tmp_path / "run", recipe_from({"name": "tiny", "stages": [BASELINE]})).close()
-    (tmp_path / "run" / ".adapter-old").mkdir()
-    (tmp_path / "run" / ".adapter-old" / "adapter_config.json").write_text("{}")
-    export_policy(tmp_path / "run", tmp_path / "out", merge=False)
+    folder = tmp_path / "run" / ".adapter-old"
+    add_adapter(models.load(), rank=2, alpha=4, dropout=0.0, target="q_proj", seed=0).save(folder)
+    return folder
+
+
+def test_E08_a_policy_left_between_two_renames_is_exported(adapter: Path, tmp_path: Path) -> None:
+    export_policy(adapter.parent, tmp_path / "out", merge=False)
     assert (tmp_path / "out" / "adapter_config.json").exists()
+
+
+def test_a_torn_policy_is_not_exported(adapter: Path, tmp_path: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:300])
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors: expected a whole safetensors file"):
+        export_policy(adapter.parent, tmp_path / "out", merge=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_beside_its_old_one_is_the_new_one(tmp_path: Path) -> None:

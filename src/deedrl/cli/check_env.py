@@ -18,7 +18,7 @@ _MARKS = {True: "[green]ok[/]", False: "[red]failed[/]", None: "[dim]n/a[/]"}
 def check_env(
     environment: Annotated[str, typer.Argument(help="deedrl/SupportDesk-v0, package.module:Class or path/file.py")],
     tasks: Annotated[int, typer.Option(min=1, help="How many generated tasks to check on.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the tasks and the made-up calls.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks and the made-up calls.")] = 0,
 ) -> None:
     """Check that an environment keeps its contract; exit code 1 if a check fails."""
     report = check_environment(load_environment(environment), tasks=tasks, seed=seed)

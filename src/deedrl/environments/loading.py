@@ -13,9 +13,12 @@ from types import ModuleType
 import gymnasium
 
 from deedrl.environments import suite
+from deedrl.environments.contract import contained
 from deedrl.environments.environment import Environment
 from deedrl.errors import ConfigError, EnvironmentAuthorError, suggest
 
+IMPORT_LIMIT_S = 300.0
+"""Some environments import a deep-learning library, which takes a minute on a busy machine."""
 _FORMS = "'deedrl/SupportDesk-v0', 'package.module:Class', 'path/file.py:Class' or 'path/file.py'"
 
 
@@ -52,14 +55,15 @@ def _registered(ref: str) -> type[Environment]:
 def _import_module(name: str, ref: str) -> ModuleType:
     _make_importable(Path.cwd())
     try:
-        return importlib.import_module(name)
+        with contained(IMPORT_LIMIT_S, f"importing '{ref}'"):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise ConfigError(f"no module '{error.name}' for '{ref}'; expected {_FORMS}") from error
         raise _import_failed(ref, error) from error
     except (ConfigError, EnvironmentAuthorError):
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         raise _import_failed(ref, error) from error
 
 
@@ -78,10 +82,11 @@ def _import_file(path: Path) -> ModuleType:
     _make_importable(path.parent)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with contained(IMPORT_LIMIT_S, f"importing '{path}'"):
+            spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, EnvironmentAuthorError) or not isinstance(error, Exception | SystemExit):
+        if isinstance(error, EnvironmentAuthorError) or not isinstance(error, Exception):
             raise
         raise _import_failed(str(path), error) from error
     return module

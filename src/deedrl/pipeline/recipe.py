@@ -11,6 +11,8 @@ from msgspec import Meta
 
 from deedrl.config import (
     Count,
+    Many,
+    ManyOrNone,
     NonNegative,
     PositiveInt,
     Seconds,
@@ -22,6 +24,7 @@ from deedrl.config import (
     parse_override,
     read_yaml,
     require,
+    require_text,
     to_plain,
 )
 from deedrl.errors import ConfigError, suggest
@@ -102,13 +105,13 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True):
 class TaskSettings(Settings, frozen=True, kw_only=True):
     """How many tasks of each split are generated from the seed, or the files they are read from."""
 
-    train: PositiveInt = 320
+    train: Many = 320
     """Training tasks."""
-    validation: Count = 48
+    validation: ManyOrNone = 48
     """Held-out tasks that choose the best checkpoint; never reported as a result."""
-    test: PositiveInt = 120
+    test: Many = 120
     """Held-out tasks of known families: the figure of the before/after table."""
-    test_unseen: Count = 60
+    test_unseen: ManyOrNone = 60
     """Held-out tasks whose families and phrasings never occur in training; reported apart."""
     files: dict[Split, str] = {}
     """JSON-lines file for each split; a split named here is read instead of generated, and every task in its file
@@ -209,6 +212,11 @@ class Recipe(Settings, frozen=True, kw_only=True):
             "environment.ref",
             "expected an id, package.module:Class or path/file.py:Class; got an empty text",
         )
+        require(
+            self.model.start_adapter is None or self.model.adapter is not None,
+            "model.start_adapter",
+            "expected model.adapter beside it, got null, which trains all weights and starts from no adapter",
+        )
         if self.model.adapter is not None:
             target = self.model.adapter.target
             names = [target] if isinstance(target, str) else list(target)
@@ -224,6 +232,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
             _require_folder_name(stage.title, f"stages.{stage.title}.name")
             stage.validate(f"stages.{stage.title}")
             self._validate_against_tasks(stage)
+        require_text(to_plain(self))
         limits = self.limits
         require(
             limits.loop_warn < limits.loop_end,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from deedrl.errors import DeedRLError
 from deedrl.pipeline.cold_start_stage import POSITIVES
@@ -32,7 +33,7 @@ def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
     figures: dict[str, float] = {}
     progress = session.context.progress
     with progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
-        for step in range(start, steps):
+        for step, batch in enumerate(islice(order, start, None), start=start):
             rate = scheduled_rate(
                 step,
                 steps,
@@ -43,7 +44,7 @@ def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
             )
             stats = sft_update(
                 learner,
-                [samples[index] for index in order[step]],
+                [samples[index] for index in batch],
                 learning_rate=rate,
                 max_grad_norm=stage.max_grad_norm,
                 micro_batch_tokens=stage.micro_batch_tokens,

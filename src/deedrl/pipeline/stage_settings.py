@@ -10,7 +10,18 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from deedrl.config import Count, LearningRate, NonNegative, PositiveFloat, PositiveInt, Settings, Share, require
+from deedrl.config import (
+    Count,
+    LearningRate,
+    Many,
+    ManyOrNone,
+    NonNegative,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    Share,
+    require,
+)
 from deedrl.types import Split
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -38,7 +49,7 @@ class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):
 class _EvaluationSettings(StageSettings, frozen=True, kw_only=True):
     split: Split = "test"
     """Which tasks; the figures of the before/after table come from ``test``."""
-    repeats: PositiveInt = 1
+    repeats: Many = 1
     """Runs of the same tasks with other seeds; the report shows their spread."""
     tasks: PositiveInt | None = None
     """At most this many tasks of the split, the first ones; null means all."""
@@ -67,7 +78,7 @@ class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
 
     tasks: Count = 64
     """Training tasks that are sampled."""
-    samples_per_task: PositiveInt = 4
+    samples_per_task: Many = 4
     """Trajectories sampled for each task."""
     guided_share: Share = 1.0
     """Share of the samples whose decoding is constrained to the schema of an action."""
@@ -83,7 +94,7 @@ class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
     """Share of those repeats that must succeed."""
     efficiency_ratio: Annotated[float, Meta(ge=1)] = 1.5
     """Keeps a success of at most this many times the shortest known number of steps."""
-    demonstrations: Count = 0
+    demonstrations: ManyOrNone = 0
     """Trajectories played by the environment's own ``demonstrate``, on tasks that sampling does not use."""
     max_demonstration_share: Share = 1.0
     """Ceiling on the share of demonstrations among the positives."""
@@ -104,9 +115,9 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
 
     steps: PositiveInt | None = None
     """Optimiser steps; give this or `epochs`."""
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     """Passes over the kept trajectories; give this or `steps`."""
-    batch_size: PositiveInt = 16
+    batch_size: Many = 16
     """Trajectories in one optimiser step."""
     learning_rate: LearningRate = 1e-3
     """Peak learning rate (of the adapter, if there is one)."""
@@ -144,7 +155,7 @@ class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
     """Optimisation steps: each samples a batch of groups and updates the policy."""
     tasks_per_step: PositiveInt = 8
     """Tasks (groups) in one step."""
-    group_size: PositiveInt = 6
+    group_size: Many = 6
     """Sibling trajectories of one task; at least 2, for an advantage compares siblings."""
     temperature: PositiveFloat | None = None
     """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
@@ -215,7 +226,7 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
 
     tasks: PositiveInt = 96
     """Training tasks that are probed."""
-    attempts: PositiveInt = 4
+    attempts: Many = 4
     """Episodes a task is probed with."""
     band: tuple[Share, Share] = (0.01, 0.5)
     """A task is hard if its success rate lies in this closed interval."""

@@ -26,6 +26,7 @@ from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
 from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Sft
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
+from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker
 
 
@@ -94,12 +95,14 @@ def _metrics(result: StageResult, key: str) -> Metrics | None:
 def export_policy(run_folder: Path, target: Path, *, merge: bool) -> None:
     """Writes a run's policy to `target`: merged into a plain transformers folder, or as the PEFT adapter alone.
 
-    Raises `ConfigError` if the run has not trained anything yet.
+    Raises `ConfigError` if the run has not trained anything yet, and `ModelError` if what lies there is torn.
     """
     recipe = load_own_recipe(run_folder)
     adapter = latest_adapter(run_folder)
     if adapter is None:
         raise ConfigError(f"{run_folder}: expected a trained policy in {ADAPTER}/, found none; run its training first")
+    # Looked at before it is copied: a torn file would be found only where it is used.
+    (check_weights if recipe.model.adapter is None else check_adapter)(adapter)
     if not merge or recipe.model.adapter is None:
         shutil.copytree(adapter, target, dirs_exist_ok=True)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -36,10 +36,12 @@ def sft_update(
     )
 
 
-def batch_order(count: int, batch_size: int, steps: int, seed: int) -> list[list[int]]:
+def batch_order(count: int, batch_size: int, steps: int, seed: int) -> Iterator[list[int]]:
     """Indices of each step's samples: shuffled passes over `count` samples, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
-    while len(order) < steps * batch_size:
-        order += torch.randperm(count, generator=generator).tolist()
-    return [order[step * batch_size : (step + 1) * batch_size] for step in range(steps)]
+    waiting: list[int] = []
+    for _ in range(steps):
+        while len(waiting) < batch_size:
+            waiting += torch.randperm(count, generator=generator).tolist()
+        yield waiting[:batch_size]
+        waiting = waiting[batch_size:]

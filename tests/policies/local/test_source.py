@@ -83,6 +83,12 @@ def a_part(folder):
     save_file({name: tensors[name] for name in sorted(tensors)[:3]}, folder / ADAPTER)
 
 
+def not_a_number(folder):
+    tensors = load_file(folder / ADAPTER)
+    tensors[sorted(tensors)[0]][:] = torch.nan
+    save_file(tensors, folder / ADAPTER)
+
+
 def adapted(**changes):
     return lambda folder: rewrite(folder / "adapter_config.json", **changes)
 
@@ -94,6 +100,7 @@ def adapted(**changes):
         (lambda folder: (folder / ADAPTER).unlink(), r"expected the adapter's weights in adapter_model\.safetensors"),
         (pickled(ADAPTER, "adapter_model.bin"), r"adapter_model\.bin: refused; .* convert them to safetensors"),
         (a_part, r"adapter_model\.safetensors: its weights are not those of its adapter_config\.json .* differ"),
+        (not_a_number, r"adapter_model\.safetensors: expected finite numbers, found NaN or infinity in .*lora_"),
         (adapted(target_modules=["q_proj"]), "its weights are not those of its adapter_config.json"),
         (adapted(target_modules=["nothing"]), "cannot put this adapter on the model .*nothing"),
         (adapted(r=4), "cannot put this adapter on the model .*size mismatch"),

@@ -200,9 +200,7 @@ def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -
 
     check_adapter(folder)
     try:
-        model = PeftModel.from_pretrained(
-            loaded.model, str(folder), is_trainable=trainable, use_safetensors=True, local_files_only=True
-        ).eval()
+        model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable).eval()
     except Exception as error:
         # PEFT says what does not fit in exceptions of a dozen kinds.
         raise ModelError(
@@ -217,6 +215,9 @@ def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -
             f"{folder / ADAPTER_WEIGHTS}: its weights are not those of its adapter_config.json on the model "
             f"'{loaded.source}': {len(differing)} differ, such as {differing[0]}; copy the adapter anew"
         )
+    for name, parameter in model.named_parameters():
+        if "lora_" in name and not bool(parameter.isfinite().all()):
+            raise ModelError(f"{folder / ADAPTER_WEIGHTS}: expected finite numbers, found NaN or infinity in {name}")
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
 
