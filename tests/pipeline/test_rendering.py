@@ -103,5 +103,6 @@ def test_B09_a_positive_over_the_limit_is_left_out_whole_and_said(
         samples = sft_samples(session)
     assert [sample.episode_id for sample in samples] == ["short"]
     assert warnings.texts == [
-        "1 of 2 positives are longer than 400 tokens and are left out; raise limits.max_tokens_per_episode, up to the model's context, to keep them"
+        "1 of 2 positives are longer than 400 tokens and are left out; "
+        "raise limits.max_tokens_per_episode, up to the model's context, to keep them"
     ]
