@@ -1,9 +1,38 @@
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 import pytest
 
 from deedrl.errors import TaskError
-from deedrl.tasks.quotas import apportion
+from deedrl.tasks.quotas import apportion, draw_in_turn
+from deedrl.types import Task
+
+
+def _tasks(**families: int) -> list[Task]:
+    return [
+        Task.create(prompt=f"{family} {index}", initial_state={}, goal_state={}, family=family)
+        for family, count in families.items()
+        for index in range(count)
+    ]
+
+
+def test_a_draw_takes_from_every_family_in_turn() -> None:
+    tasks = _tasks(common=90, rare=4, other=30)
+    for seed in range(20):
+        drawn = draw_in_turn(tasks, 8, Random(seed))
+        assert len({task.id for task in drawn}) == 8
+        counts = Counter(task.family for task in drawn)
+        assert len(counts) == 3
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_a_draw_of_everything_keeps_every_task_once() -> None:
+    tasks = _tasks(common=5, rare=1)
+    drawn = draw_in_turn(tasks, 100, Random(1))
+    assert sorted(task.id for task in drawn) == sorted(task.id for task in tasks)
+    assert draw_in_turn(tasks, 4, Random(3)) == draw_in_turn(tasks, 4, Random(3)) != draw_in_turn(tasks, 4, Random(4))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from deedrl.rollouts.demonstration import demonstration_policy
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.prompting import DISTRACTORS, PromptVariant
 from deedrl.seeding import stream
+from deedrl.tasks.quotas import draw_in_turn
 from deedrl.types import Record, Source, Task, Trajectory
 
 POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
@@ -37,8 +38,9 @@ class ColdStartReport(Record, frozen=True):
 
 def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None, ColdStartReport]:
     """Fills the stores of positives and negatives; the metrics are those of the sampled episodes."""
-    tasks = list(session.tasks("train"))
-    stream(session.recipe.seed, "cold_start", stage.title).shuffle(tasks)
+    rng = stream(session.recipe.seed, "cold_start", stage.title)
+    pool = session.tasks("train")
+    tasks = draw_in_turn(pool, len(pool), rng)
     sampled_tasks, rest = tasks[: stage.tasks], tasks[stage.tasks :]
     sampled = _sample(session, stage, sampled_tasks)
     successes = [t for t in sampled if t.solved]

@@ -17,6 +17,7 @@ from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.validation import validate
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.seeding import stream
+from deedrl.tasks.quotas import draw_in_turn
 from deedrl.training import advantages
 from deedrl.training.learner import Learner, scheduled_rate
 from deedrl.training.policy_gradient import PolicyUpdate, update_policy
@@ -37,7 +38,7 @@ def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
 
 def shuffled_tasks(session: Session, stage: str, tasks: Sequence[Task], step: int, count: int) -> list[Task]:
     """`count` distinct tasks for `step`, drawn from the step's own stream; all of them if there are fewer."""
-    return stream(session.recipe.seed, stage, "tasks", step).sample(list(tasks), min(count, len(tasks)))
+    return draw_in_turn(tasks, count, stream(session.recipe.seed, stage, "tasks", step))
 
 
 def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:

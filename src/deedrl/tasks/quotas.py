@@ -1,11 +1,26 @@
-"""Whole numbers from shares: how many tasks of each kind."""
+"""How many tasks of each kind: whole numbers from shares, and draws in which the kinds take turns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from random import Random
 
 from deedrl.errors import TaskError
+from deedrl.types import Task
+
+
+def draw_in_turn(tasks: Sequence[Task], count: int, rng: Random) -> list[Task]:
+    """`count` distinct tasks in random order, families and difficulties taking turns; all of them if there are fewer.
+
+    In the few tasks of one optimiser step chance alone would leave some kinds out and repeat others.
+    """
+    kinds: dict[tuple[str, str], list[Task]] = {}
+    for task in rng.sample(tasks, len(tasks)):
+        kinds.setdefault((task.family, task.difficulty), []).append(task)
+    rounds = zip_longest(*kinds.values())
+    return [task for turn in rounds for task in turn if task is not None][:count]
 
 
 def apportion(shares: Mapping[str, float], count: int) -> dict[str, int]:
