@@ -86,7 +86,7 @@ def test_B09_a_positive_over_the_limit_is_left_out_whole_and_said(
             "name": "tiny",
             "model": {"path": str(models.folder()), "dtype": "fp32"},
             "environment": f"{environment}:Letters",
-            "sampling": {"max_tokens": 8},
+            "sampling": {"max_tokens": 3},
             "limits": {"max_tokens_per_episode": 400},
             "stages": [{"stage": "sft", "steps": 1}],
         }
@@ -104,5 +104,8 @@ def test_B09_a_positive_over_the_limit_is_left_out_whole_and_said(
     assert [sample.episode_id for sample in samples] == ["short"]
     assert warnings.texts == [
         "1 of 2 positives are longer than 400 tokens and are left out; "
-        "raise limits.max_tokens_per_episode, up to the model's context, to keep them"
+        "raise limits.max_tokens_per_episode, up to the model's context, to keep them",
+        "1 of 1 positives have a turn of more than sampling.max_tokens (3) tokens; the policy would be cut there: "
+        f"raise it to {samples[0].longest_turn} or more",
     ]
+    assert samples[0].longest_turn > 3

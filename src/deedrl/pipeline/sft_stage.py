@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 
 from deedrl.errors import DeedRLError
@@ -84,7 +85,19 @@ def sft_samples(session: Session) -> list[TrainingSample]:
         if not kept:
             raise DeedRLError(f"there is nothing to learn from: {told}")
         session.context.progress.warn(told)
+    _warn_of_long_turns(session, kept)
     return kept
+
+
+def _warn_of_long_turns(session: Session, samples: Sequence[TrainingSample]) -> None:
+    """What is taught must fit the limit that the policy samples under: a turn beyond it would always be cut."""
+    limit = session.recipe.sampling.max_tokens
+    longest = [sample.longest_turn for sample in samples]
+    if (over := sum(turn > limit for turn in longest)) > 0:
+        session.context.progress.warn(
+            f"{over} of {len(samples)} positives have a turn of more than sampling.max_tokens ({limit}) tokens; the "
+            f"policy would be cut there: raise it to {max(longest)} or more"
+        )
 
 
 def _why_none(session: Session) -> str:

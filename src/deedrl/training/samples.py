@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from deedrl.types import Record, Step, Trajectory
 
@@ -29,6 +30,11 @@ class TrainingSample(Record, frozen=True):
     @property
     def action_tokens(self) -> int:
         return sum(self.action_mask)
+
+    @property
+    def longest_turn(self) -> int:
+        """Tokens of the longest completion, the turn's end included."""
+        return max((sum(1 for _ in run) for action, run in groupby(self.action_mask) if action), default=0)
 
 
 class SampleCounts(Record, frozen=True):
