@@ -27,6 +27,7 @@ from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.stages import export_policy, run_recipe
+from deedrl.pipeline.validation import held_out_score
 from deedrl.reports.data import report_data
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
@@ -290,6 +291,21 @@ def metrics_with(completion: float) -> Any:
     return msgspec.structs.replace(
         compute_metrics([]), completion_rate=share(index < 4 * completion for index in range(4))
     )
+
+
+def test_F20_held_out_scores_order_by_completion_and_then_by_reward() -> None:
+    def score(solved: int, reward: float) -> float | None:
+        completion = share(index < solved for index in range(4))
+        rewards = msgspec.structs.replace(compute_metrics([]).mean_reward, value=reward)
+        return held_out_score(
+            msgspec.structs.replace(compute_metrics([]), completion_rate=completion, mean_reward=rewards)
+        )
+
+    ordered = [score(0, 0.0), score(0, 0.4), score(1, 0.1), score(1, 0.3), score(3, 0.2), score(4, 1.0)]
+    assert all(score is not None and 0 <= score <= 1 for score in ordered)
+    assert ordered == sorted(ordered)  # type: ignore[type-var]
+    assert len(set(ordered)) == len(ordered)
+    assert held_out_score(compute_metrics([])) is None
 
 
 def test_F20_the_best_validated_weights_become_the_policy_and_not_the_last(watched: Any) -> None:

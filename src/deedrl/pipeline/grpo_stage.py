@@ -14,7 +14,7 @@ from deedrl.pipeline.alarms import held_out_alarm, logprob_gap_alarm, signal_ala
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo
-from deedrl.pipeline.validation import validate
+from deedrl.pipeline.validation import held_out_score, validate
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
@@ -62,12 +62,12 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
             elif number % session.recipe.checkpoints.every_steps == 0:
                 checkpoints.save(number, _with_reference(learner, reference), best.state())
             session.context.tracker.log(figures, step=number, stage=stage.title)
-            bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.score)
+            bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.completion)
             if stage.patience_steps and number - best.step >= stage.patience_steps:
                 progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
                 break
     _keep_best(session, learner, checkpoints, stage.title)
-    return figures | {"best_step": float(best.step), "best_validation_completion": best.score or 0.0}
+    return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
 
 
 # ---------------------------------------------------------------- one step
@@ -186,9 +186,10 @@ def _warn(session: Session, stage: Grpo, *alarms: str | None) -> None:
 class _Best:
     step: int = 0
     score: float | None = None
+    completion: float | None = None
 
     def state(self) -> dict[str, float | int | None]:
-        return {"best_step": self.step, "best_score": self.score}
+        return {"best_step": self.step, "best_score": self.score, "best_completion": self.completion}
 
 
 def _validated(
@@ -200,9 +201,10 @@ def _validated(
     step: int,
     best: _Best,
 ) -> _Best:
-    score = validate(session, stage.title, step, stage.validation_tasks).completion_rate.value
+    metrics = validate(session, stage.title, step, stage.validation_tasks)
+    score = held_out_score(metrics)
     if score is not None and (best.score is None or score > best.score):
-        best = _Best(step, score)
+        best = _Best(step, score, metrics.completion_rate.value)
     checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
     _warn(session, stage, held_out_alarm(session.run.folder, stage.title, step))
     return best
@@ -224,7 +226,8 @@ def _resume(
     for index, name in enumerate(learner.parameters):
         reference[index] = saved.tensors[f"reference.{name}"]
     session.weights_changed(f"{stage}:{saved.step}")
-    return saved.step, _Best(int(saved.state.get("best_step", 0)), saved.state.get("best_score"))
+    state = saved.state
+    return saved.step, _Best(int(state.get("best_step", 0)), state.get("best_score"), state.get("best_completion"))
 
 
 def _keep_best(session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str) -> None:

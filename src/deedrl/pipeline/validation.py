@@ -27,3 +27,15 @@ def validate(session: Session, stage: str, step: int, tasks: int) -> Metrics:
         stage=stage,
     )
     return metrics
+
+
+def held_out_score(metrics: Metrics) -> float | None:
+    """What checkpoints are compared by, in [0, 1): (solved + mean reward) / (episodes + 1); None if none was scored.
+
+    It orders by completion; among equals the mean reward decides, which also sees format, steps and how far failures
+    came. A few dozen tasks often give equal completion, and then the earlier weights are not the better ones.
+    """
+    completion = metrics.completion_rate
+    if not completion.denominator:
+        return None
+    return (completion.numerator + (metrics.mean_reward.value or 0.0)) / (completion.denominator + 1)
