@@ -1,4 +1,4 @@
-"""Attention over one shared prefix and each row's own tokens, plugged into a model's own modules.
+"""Attention over a shared prefix and each row's own tokens, plugged into a model's own modules.
 
 Rows of a batch that begin with the same tokens (system prompt, tools) attend to keys and values that exist once.
 transformers lets a model's attention be swapped by name; ours hands query, key and value to the `AttentionLayout`
