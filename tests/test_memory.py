@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deedrl.memory import give_back
+from deedrl.memory import give_back, peak_gb
 
 PIECE = 64 * 1024
 """Small enough for the C library's heap, which it does not shrink by itself while its end is in use."""
@@ -29,3 +29,13 @@ def test_holes_in_the_heap_are_given_back() -> None:
     give_back()
     assert resident_bytes() < full - 1000 * PIECE
     assert all(piece[0] == 1 for piece in kept)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_is_what_was_resident_at_most() -> None:
+    before = peak_gb()
+    block = bytearray(b"\x01" * 300_000_000)
+    assert before is not None
+    assert resident_bytes() / 1e9 <= (peak_gb() or 0) + 0.01
+    del block
+    assert (peak_gb() or 0) >= max(before, 0.3)

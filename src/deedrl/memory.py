@@ -1,4 +1,4 @@
-"""Memory that Python has freed, given back to the system."""
+"""Memory of this process: its peak, and what Python has freed, given back to the system."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def peak_gb() -> float | None:
+    """The most that was resident so far, in GB (10^9 bytes); None where the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    units = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * units / 1e9

@@ -14,7 +14,7 @@ from deedrl.policies.policy import CompletionRequest
 from deedrl.training.advantages import grpo
 from deedrl.training.backend import LogprobModel
 from deedrl.training.learner import Learner
-from deedrl.training.policy_gradient import PolicyUpdate, update_policy
+from deedrl.training.policy_gradient import PolicyUpdate, mini_batches, update_policy
 from deedrl.training.samples import samples_from
 from deedrl.training.selection import select
 from deedrl.training.sft import batch_order, sft_update
@@ -105,6 +105,31 @@ def test_B17_gap_of_several_passes_is_that_of_the_first(kit):
     loaded = kit.load()
     figures = update_policy(Learner(loaded), on_policy(kit, loaded), settings(updates_per_batch=4), None)
     assert figures["logprob_gap"] < 1e-5
+
+
+def test_mini_batches_keep_episodes_whole_and_the_order(kit):
+    samples = [kit.sample(episode, [5], [6, 7]) for episode in "aabcddde"] + [kit.sample("masked", [5, 6, 7])]
+    cut = [[sample.episode_id for sample in piece] for piece in mini_batches(samples, 3)]
+    assert cut == [["a", "a", "b"], ["c"], ["d", "d", "d", "e"]]
+    assert [len(piece) for piece in mini_batches(samples, 1)] == [8]
+    assert [len(piece) for piece in mini_batches(samples, 99)] == [2, 1, 1, 3, 1]
+
+
+def test_each_mini_batch_is_an_update_with_a_normalisation_of_its_own(kit):
+    whole, apart = Learner(kit.load()), Learner(kit.load())
+    samples = on_policy(kit, whole.loaded, advantage=1.0)
+    chosen = settings(mini_batches=3, updates_per_batch=2, kl_coefficient=0.1)
+    figures = update_policy(whole, samples, chosen, whole.snapshot())
+    reference, alone = apart.snapshot(), []
+    for _ in range(2):
+        for piece in mini_batches(samples, 3):
+            alone.append(update_policy(apart, piece, settings(kl_coefficient=0.1), reference))
+    assert whole.updates == apart.updates == 6
+    assert torch.equal(kit.parameters(whole.loaded), kit.parameters(apart.loaded))
+    assert figures["loss"] == pytest.approx(sum(one["loss"] for one in alone) / 6, abs=1e-6)
+    assert figures["logprob_gap"] == pytest.approx(alone[0]["logprob_gap"], abs=1e-7)
+    assert figures["action_tokens"] == sum(one["action_tokens"] for one in alone) / 2
+    assert figures["kl"] > 0
 
 
 def test_update_raises_what_was_good_and_lowers_what_was_bad(kit):

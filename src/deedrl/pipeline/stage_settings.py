@@ -181,8 +181,10 @@ class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
     """Denominator of the loss: tokens of the batch; tokens of each sequence, then sequences; `normalisation_tokens`."""
     normalisation_tokens: PositiveInt = 512
     """Tokens a sequence counts for under ``loss_normalisation: constant``."""
+    mini_batches: PositiveInt = 1
+    """Updates in one pass over a sampled batch, each on its share of the episodes."""
     updates_per_batch: PositiveInt = 1
-    """Passes over each sampled batch; above 1 the importance ratio and its clipping matter."""
+    """Passes over each sampled batch; with more than one update the importance ratio and its clipping matter."""
     micro_batch_tokens: PositiveInt = 4096
     """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
     max_grad_norm: PositiveFloat = 1.0

@@ -14,6 +14,7 @@ from deedrl.config import to_plain
 from deedrl.errors import ConfigError
 from deedrl.evaluation.metrics import Metrics
 from deedrl.evaluation.summary import UNSEEN_SUFFIX, StageSummary, Summary, write_summary
+from deedrl.memory import peak_gb
 from deedrl.pipeline.cold_start_stage import cold_start_stage
 from deedrl.pipeline.context import Progress, StageContext
 from deedrl.pipeline.evaluation_stage import evaluate_stage
@@ -44,7 +45,8 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
                 continue
             run.start_stage(stage.title)
             begin = time.monotonic()
-            outcome = _run_stage(session, stage) | {"policy_version": session.policy_version}
+            outcome = _run_stage(session, stage)
+            outcome |= {"policy_version": session.policy_version, "peak_memory_gb": peak_gb()}
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
             write_summary(run.folder / SUMMARY, summary_of(recipe, run))
 

@@ -1,9 +1,11 @@
-"""One policy-gradient update (GRPO and its relatives) from selected samples."""
+"""The policy-gradient updates of one step (GRPO and its relatives) from selected samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 
 from torch import Tensor
 
@@ -27,21 +29,22 @@ class PolicyUpdate:
     kl_coefficient: float
     normalisation: Normalisation
     normalisation_tokens: int
+    mini_batches: int = 1
     updates_per_batch: int = 1
 
 
 def update_policy(
     learner: Learner, samples: Sequence[TrainingSample], settings: PolicyUpdate, reference: Sequence[Tensor] | None
 ) -> dict[str, float]:
-    """Updates the policy `updates_per_batch` times on `samples` and returns figures (means over action tokens).
+    """Updates the policy once on each of `mini_batches` pieces of `samples`, and passes over them `updates_per_batch`
+    times; returns figures (means over action tokens, loss and gradient norm over updates).
 
     `reference` is a `Learner.snapshot` of the policy that KL is measured to; None leaves KL out of loss and log.
     """
     if not any(sample.action_tokens for sample in samples):
         return {"empty_batch": 1.0}
-    weights = sample_weights(samples, settings.normalisation, settings.normalisation_tokens)
-    batches = pack(weighted(samples, weights), micro_batch_tokens=settings.micro_batch_tokens)
-    references = _reference_logprobs(learner, batches, reference)
+    pieces = [_packed(piece, settings) for piece in mini_batches(samples, settings.mini_batches)]
+    references = _reference_logprobs(learner, pieces, reference)
     parts: list[PolicyLoss] = []
 
     def loss(batch: Batch, logprobs: Tensor) -> Tensor:
@@ -58,23 +61,46 @@ def update_policy(
         parts.append(part)
         return part.loss
 
-    for _ in range(settings.updates_per_batch):
-        stats = learner.update(
-            batches, loss, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm
-        )
-    tokens = sum(batch.action_tokens for batch in batches)
+    updates = [
+        learner.update(batches, loss, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm)
+        for _ in range(settings.updates_per_batch)
+        for batches in pieces
+    ]
+    tokens = sum(batch.action_tokens for batches in pieces for batch in batches)
     means = {name: _mean(parts, name, tokens * settings.updates_per_batch) for name in ("clipped", "clamped", "kl")}
+    first = pieces[0]
     return {
-        "loss": stats.loss,
-        "grad_norm": stats.grad_norm,
-        "skipped_update": float(stats.skipped),
-        "empty_batch": float(stats.empty),
+        "loss": fmean(update.loss for update in updates),
+        "grad_norm": fmean(update.grad_norm for update in updates),
+        "skipped_update": float(sum(update.skipped for update in updates)),
+        "empty_batch": 0.0,
         "clip_fraction": means["clipped"],
         "clamped_fraction": means["clamped"],
-        # The gap between sampler and trainer is that of the first pass; later passes differ on purpose.
-        "logprob_gap": _mean(parts[: len(batches)], "logprob_gap", tokens),
+        # The gap between sampler and trainer is that before the first update; later the two differ on purpose.
+        "logprob_gap": _mean(parts[: len(first)], "logprob_gap", sum(batch.action_tokens for batch in first)),
         "action_tokens": float(tokens),
     } | ({"kl": means["kl"]} if reference is not None else {})
+
+
+def mini_batches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:
+    """`samples` with action tokens in at most `count` pieces of about as many episodes each, in their order.
+
+    Samples of an episode stay together. Those of a group follow each other, so that most groups stay whole; with the
+    families of tasks taking turns, so do the pieces' groups.
+    """
+    episodes: dict[str, list[TrainingSample]] = {}
+    for sample in samples:
+        if sample.action_tokens:
+            episodes.setdefault(sample.episode_id, []).append(sample)
+    each = list(episodes.values())
+    ends = [round(len(each) * part / count) for part in range(count + 1)]
+    pieces = [[sample for episode in each[a:b] for sample in episode] for a, b in pairwise(ends)]
+    return [piece for piece in pieces if piece]
+
+
+def _packed(samples: Sequence[TrainingSample], settings: PolicyUpdate) -> list[Batch]:
+    weights = sample_weights(samples, settings.normalisation, settings.normalisation_tokens)
+    return pack(weighted(samples, weights), micro_batch_tokens=settings.micro_batch_tokens)
 
 
 def _mean(parts: Sequence[PolicyLoss], name: str, tokens: int) -> float:
@@ -82,10 +108,14 @@ def _mean(parts: Sequence[PolicyLoss], name: str, tokens: int) -> float:
 
 
 def _reference_logprobs(
-    learner: Learner, batches: Sequence[Batch], reference: Sequence[Tensor] | None
+    learner: Learner, pieces: Sequence[Sequence[Batch]], reference: Sequence[Tensor] | None
 ) -> dict[int, Tensor]:
     if reference is None:
         return {}
     parameters = list(learner.parameters.values())
     with frozen_at(parameters, list(reference)):
-        return {id(batch): logprobs for batch, logprobs in zip(batches, learner.logprobs(batches), strict=True)}
+        return {
+            id(batch): logprobs
+            for batches in pieces
+            for batch, logprobs in zip(batches, learner.logprobs(batches), strict=True)
+        }

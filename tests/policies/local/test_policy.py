@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import torch
 
@@ -80,6 +81,12 @@ def test_completion_cut_by_its_limit_says_length(kit, loaded):
     assert (completion.finish_reason, len(completion.token_ids), len(completion.logprobs)) == ("length", 3, 3)
 
 
+def check_same(first, second):
+    """Guesses at a turn that was sampled before change the rounding of log-probabilities."""
+    assert second.logprobs == pytest.approx(first.logprobs, abs=1e-5)
+    assert msgspec.structs.replace(second, logprobs=first.logprobs) == first
+
+
 def test_released_episode_begins_with_a_whole_prompt_again(kit, loaded):
     async def twice():
         policy = local(loaded)
@@ -88,7 +95,7 @@ def test_released_episode_begins_with_a_whole_prompt_again(kit, loaded):
         return first, await policy.complete(kit.request("e"))
 
     first, second = asyncio.run(twice())
-    assert first == second
+    check_same(first, second)
     assert not second.extends_previous
 
 
@@ -246,7 +253,7 @@ def test_policy_works_in_one_event_loop_after_another(kit, loaded):
     first = asyncio.run(policy.complete(kit.request("a")))
     asyncio.run(policy.release("a"))
     second = asyncio.run(policy.complete(kit.request("a")))
-    assert first == second
+    check_same(first, second)
 
 
 def test_waiting_for_a_row_does_not_block_the_rows_owner(kit, loaded):

@@ -93,9 +93,9 @@ class Part(NamedTuple):
 
 
 def attend_own(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Part:
-    """Attention of one new token a row (decoding) to the row's own part.
+    """Attention of T new tokens a row (decoding) to the row's own part.
 
-    query [B, K, G, D], scaled; keys, values [B, K, S, D]; bias [B, 1, 1, S] (0 or -inf), never all of it -inf.
+    query [B, K, T G, D], scaled; keys, values [B, K, S, D]; bias [B, 1, T G, S] (0 or -inf), no line of it all -inf.
     """
     return _weighted((query @ keys.transpose(-1, -2)).float().add_(bias), values)
 

@@ -1,13 +1,15 @@
 """Continuous batching over a model's own modules: sequences join and leave between steps, caches stay between turns.
 
 `Engine.step` is one pass: a token for every turn that is being sampled, and the new context of every turn that joins.
+A pass also holds guesses at what the decoding turns go on with (`drafts`), so that it may advance a turn by several.
 It returns the turns that finished. After an update of the weights `reset` is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +17,21 @@ from torch import Tensor
 from deedrl.errors import ModelError
 from deedrl.memory import give_back
 from deedrl.policies.local.attention import context_limit, install
+from deedrl.policies.local.drafts import KEY, Drafts
 from deedrl.policies.local.kv_store import KVStore, Prefix, PrefixLayout
-from deedrl.policies.local.layout import Fill, StepLayout
+from deedrl.policies.local.layout import Feed, StepLayout
 from deedrl.policies.local.merged import SamplingModel
-from deedrl.policies.local.rows import Row, Rows
+from deedrl.policies.local.rows import Rows
 from deedrl.policies.local.sampling import sample_tokens
 from deedrl.policies.local.turn import Turn
 
 MAX_PREFIXES = 4
 """Shared prefixes held at once; each one in use costs small products of its own in every layer of a step."""
+
+MAX_DRAFT = 6
+"""Guessed tokens a row and pass; of more, few are still right."""
+DRAFT_ROOM = 256
+"""Guessed tokens a pass: logits are formed for each of them, and where many rows decode, products cost by the token."""
 
 
 class Engine:
@@ -54,6 +62,8 @@ class Engine:
         self._store = KVStore(self._model, self._max_rows)
         self._rows = Rows(self._store)
         self._prefixes: list[Prefix] = []
+        # Guesses change nothing that is drawn, but rounding: what a run computes must not depend on what came earlier.
+        self._drafts = Drafts()
         give_back()
 
     def submit(self, turn: Turn) -> None:
@@ -85,30 +95,43 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Turn]:
-        """Advances every turn in the batch by one token, those that join now included; returns the turns that ended."""
+        """Advances every turn in the batch, those that join now too, by a token or more; returns those that ended."""
         fills = self._admit()
         filled = {fill.row.index for fill in fills}
-        decoding = [row for row in self._rows if row.turns and row.index not in filled]
-        if not decoding and not fills:
+        decoding = [
+            # All turns of a row have drawn the same tokens.
+            Feed(row, len(row.ids), [next(iter(row.turns.values())).tokens[-1]])
+            for row in self._rows
+            if row.turns and row.index not in filled
+        ]
+        feeds = self._with_guesses([*decoding, *fills])
+        if not feeds:
             return []
-        ends = [*(len(row.ids) for row in decoding), *(fill.start + len(fill.ids) for fill in fills)]
-        self._store.reserve(max(ends) + 1)
-        # All turns of a row have drawn the same tokens.
-        newest = [next(iter(row.turns.values())).tokens[-1] for row in decoding]
-        ids = torch.tensor([*newest, *(token for fill in fills for token in fill.ids)])
-        layout = StepLayout(self._store, len(self._rows), decoding, fills)
+        self._store.reserve(max(feed.slots for feed in feeds) + 1)
+        layout = StepLayout(self._store, len(self._rows), feeds[: len(decoding)], feeds[len(decoding) :])
+        ids = torch.tensor([token for feed in feeds for token in (*feed.ids, *feed.guesses)])
         hidden = self._weights.hidden(ids[None], layout.positions[None], layout)[0]
-        for row, token in zip(decoding, newest, strict=True):
-            row.extend([token])
-        for fill in fills:
-            fill.row.extend(fill.ids)
-        return self._sample([*decoding, *(fill.row for fill in fills)], hidden[layout.last])
+        return self._sample(feeds, hidden[layout.drawn])
+
+    def _with_guesses(self, feeds: Sequence[Feed]) -> list[Feed]:
+        """Each feed with guesses at what its turns will draw."""
+        most = min(MAX_DRAFT, DRAFT_ROOM // max(len(feeds), 1))
+        return [replace(feed, guesses=self._guesses(list(feed.row.turns.values()), most)) for feed in feeds]
+
+    def _guesses(self, turns: Sequence[Turn], most: int) -> list[int]:
+        # A guide has to see a token before it can say which may follow.
+        if any(turn.guide is not None for turn in turns):
+            return []
+        room = min(turn.max_tokens - len(turn.tokens) for turn in turns) - 1
+        guesses = self._drafts.guess(turns[0].newest(KEY), min(most, room))
+        # Nothing is drawn after a stop token.
+        return guesses[: next((at for at, token in enumerate(guesses) if token in self._stop_ids), None)]
 
     # ------------------------------------------------------------ admission
 
-    def _admit(self) -> list[Fill]:
+    def _admit(self) -> list[Feed]:
         """Gives waiting turns a row each, as many as one prefill may hold; turns that read the same share a row."""
-        fills: dict[tuple[tuple[int, ...], tuple[int, ...]], Fill] = {}
+        fills: dict[tuple[tuple[int, ...], tuple[int, ...]], Feed] = {}
         tokens = 0
         for turn in list(self._waiting):
             text = (tuple(turn.prefix), tuple(turn.ids))
@@ -128,7 +151,7 @@ class Engine:
                 break
             tokens += new
             self._waiting.remove(turn)
-            fills[text] = Fill(self._rows.take(place, turn, prefix), place.stored, own[place.stored :])
+            fills[text] = Feed(self._rows.take(place, turn, prefix), place.stored, own[place.stored :])
         return list(fills.values())
 
     def _prefix_of(self, turn: Turn) -> Prefix | None:
@@ -158,35 +181,63 @@ class Engine:
 
     # ------------------------------------------------------------ sampling
 
-    def _sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Turn]:
-        """Draws a token for every turn of `rows`, whose newest hidden states [rows, hidden] are given.
+    def _sample(self, feeds: Sequence[Feed], hidden: Tensor) -> list[Turn]:
+        """Draws tokens for the turns of all feeds' rows, given the hidden states they follow (`StepLayout.drawn`).
 
-        Each turn draws with its own random number from its row's distribution at its own temperature; a turn with a
-        guide from a copy of its own. Turns that drew different tokens then part.
+        Each turn draws with its own random numbers: its next token, and those after each guess, which count only if
+        it draws the guesses before them.
         """
-        drawn: list[tuple[Turn, int]] = []
+        draws: list[_Draw] = []
+        place = 0
+        for feed in feeds:
+            for ahead in range(1 + len(feed.guesses)):
+                draws += [_Draw(turn, place, turn.uniform(ahead)) for turn in feed.row.turns.values()]
+                place += 1
+        drawn = iter(self._drawn(draws, self._weights.logits(hidden)))
+        ended: list[Turn] = []
+        for feed in feeds:
+            ended += self._advance(feed, [[next(drawn) for _ in feed.row.turns] for _ in range(1 + len(feed.guesses))])
+        return ended
+
+    def _drawn(self, draws: Sequence[_Draw], logits: Tensor) -> list[tuple[int, float]]:
+        """Tokens and their log-probabilities; `logits` [places, V] are overwritten.
+
+        A turn draws from the distribution of its place at its own temperature; one with a guide from a copy of its own.
+        """
         made: dict[tuple[int, float, int | None], int] = {}
-        for at, row in enumerate(rows):
-            for turn in row.turns.values():
-                distribution = (at, turn.temperature, id(turn.guide) if turn.guide is not None else None)
-                drawn.append((turn, made.setdefault(distribution, len(made))))
-        logits = self._weights.logits(hidden)
-        if len(made) > len(rows):
-            logits = logits[torch.tensor([at for at, _, _ in made])]
-        for turn, which in drawn:
+        which = [
+            made.setdefault((place, turn.temperature, id(turn.guide) if turn.guide is not None else None), len(made))
+            for turn, place, _ in draws
+        ]
+        if len(made) > len(logits):
+            logits = logits[torch.tensor([place for place, _, _ in made])]
+        for (turn, _, _), distribution in zip(draws, which, strict=True):
             if turn.guide is not None:
-                turn.guide.mask(logits[which])
+                turn.guide.mask(logits[distribution])
         tokens, logprobs = sample_tokens(
             logits,
             torch.tensor([temperature for _, temperature, _ in made]),
-            torch.tensor([turn.uniform() for turn, _ in drawn], dtype=torch.float64),
-            torch.tensor([which for _, which in drawn]),
+            torch.tensor([uniform for _, _, uniform in draws], dtype=torch.float64),
+            torch.tensor(which),
         )
-        turns = [turn for turn, _ in drawn]
-        for turn, token, logprob in zip(turns, tokens.tolist(), logprobs.tolist(), strict=True):
-            self._accept(turn, token, logprob)
-        for row in rows:
-            self._waiting[:0] = self._rows.split(row)
+        return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+
+    def _advance(self, feed: Feed, rounds: Sequence[Sequence[tuple[int, float]]]) -> list[Turn]:
+        """Gives the turns of a row what they drew: one round, and another for each guess that all of them drew.
+
+        Turns that drew different tokens in the last of these part. Returns those that ended.
+        """
+        right = 0
+        for guess, drew in zip(feed.guesses, rounds, strict=False):
+            if any(token != guess for token, _ in drew):
+                break
+            right += 1
+        feed.row.extend([*feed.ids, *feed.guesses[:right]])
+        turns = list(feed.row.turns.values())
+        for drew in rounds[: right + 1]:
+            for turn, (token, logprob) in zip(turns, drew, strict=True):
+                self._accept(turn, token, logprob)
+        self._waiting[:0] = self._rows.split(feed.row)
         return [turn for turn in turns if turn.finish_reason]
 
     def _accept(self, turn: Turn, token: int, logprob: float) -> None:
@@ -197,6 +248,15 @@ class Engine:
         if token in self._stop_ids or len(turn.tokens) >= turn.max_tokens:
             turn.finish_reason = "stop" if token in self._stop_ids else "length"
             self._rows.stop(turn.key)
+            self._drafts.learn(turn.newest(KEY + len(turn.tokens)))
+
+
+class _Draw(NamedTuple):
+    """One number drawn by a turn from the distribution at a place of the pass."""
+
+    turn: Turn
+    place: int
+    uniform: float
 
 
 def _begins(context: Sequence[int], prefix: Sequence[int]) -> bool:

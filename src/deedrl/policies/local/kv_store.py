@@ -25,6 +25,8 @@ class KVStore:
         self.model = model
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.groups: int = config.num_attention_heads // self.kv_heads
+        """Query heads to each key/value head."""
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.dtype: torch.dtype = model.dtype
         self.rows = rows

@@ -22,38 +22,48 @@ from deedrl.policies.local.rows import Row
 
 
 @dataclass(frozen=True)
-class Fill:
-    """New context of one row: `ids` are to be computed and written from own slot `start` on."""
+class Feed:
+    """What one row takes in: `ids` are to be computed and written from own slot `start` on, `guesses` after them."""
 
     row: Row
     start: int
     ids: list[int]
+    guesses: Sequence[int] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids) + len(self.guesses)
+
+    @property
+    def slots(self) -> int:
+        """Own slots of the row in use with these tokens."""
+        return self.start + self.tokens
 
 
 class StepLayout:
-    """One pass over the tokens of many rows laid end to end: one new token of each decoding row, then the fills.
+    """One pass over the tokens of many rows laid end to end: first the decoding rows', few each, then the fills'.
 
     Laid so, the model's products see one long row without padding, and no row waits for another's context. Only
     attention knows which token belongs to which row: decoding rows attend in place, fills in one padded call a prefix.
     """
 
-    def __init__(self, store: KVStore, used: int, decoding: Sequence[Row], fills: Sequence[Fill]) -> None:
+    def __init__(self, store: KVStore, used: int, decoding: Sequence[Feed], fills: Sequence[Feed]) -> None:
         """`used` rows of the store are in use; `decoding` (in the order of the store) and those of `fills` are some."""
         self._store = store
-        self._used = used
-        starts = [*(len(row.ids) for row in decoding), *(fill.start for fill in fills)]
-        counts = torch.tensor([*(1 for _ in decoding), *(len(fill.ids) for fill in fills)])
-        rows = [*decoding, *(fill.row for fill in fills)]
-        offsets = torch.tensor([len(row.prefix.ids) if row.prefix else 0 for row in rows])
+        feeds = [*decoding, *fills]
+        counts = torch.tensor([feed.tokens for feed in feeds])
+        offsets = torch.tensor([len(feed.row.prefix.ids) if feed.row.prefix else 0 for feed in feeds])
         columns = torch.cat([torch.arange(int(count)) for count in counts])
-        self._rows = torch.tensor([row.index for row in rows]).repeat_interleave(counts)
-        self._slots = torch.tensor(starts).repeat_interleave(counts) + columns
+        self._rows = torch.tensor([feed.row.index for feed in feeds]).repeat_interleave(counts)
+        self._slots = torch.tensor([feed.start for feed in feeds]).repeat_interleave(counts) + columns
         self.positions = self._slots + offsets.repeat_interleave(counts)
         """Position of every token [N] in its sequence, prefix included."""
-        self.last = counts.cumsum(0) - 1
-        """Place of the newest token of every decoding row and fill in the pass."""
+        first = [0, *counts.cumsum(0).tolist()]
+        drawn = [range(end - 1 - len(feed.guesses), end) for feed, end in zip(feeds, first[1:], strict=True)]
+        self.drawn = torch.tensor([place for places in drawn for place in places])
+        """Places in the pass that tokens are drawn after: of every feed the last of its ids, and all guesses."""
         self._decode = _Decode(store, used, decoding) if decoding else None
-        self._fills = [_Fills(store, *group) for group in _by_prefix(len(decoding), fills)]
+        self._fills = [_Fills(store, *group) for group in _by_prefix(first[len(decoding)], fills)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self._store.keys[layer][self._rows, :, self._slots] = key[0].transpose(0, 1)
@@ -68,33 +78,35 @@ class StepLayout:
 
 
 class _Decode:
-    """Attention of the first `len(rows)` tokens, one new token of each decoding row."""
+    """Attention of the first tokens of a pass, those of the decoding rows: one each, or a few with guesses."""
 
-    def __init__(self, store: KVStore, used: int, rows: Sequence[Row]) -> None:
-        self._store, self._used, self._count = store, used, len(rows)
-        lengths = torch.full((used,), -1)
-        self._index = torch.tensor([row.index for row in rows])
-        lengths[self._index] = torch.tensor([len(row.ids) for row in rows])
-        self._slots = int(lengths.max()) + 1
+    def __init__(self, store: KVStore, used: int, feeds: Sequence[Feed]) -> None:
+        self._store, self._used = store, used
+        counts = torch.tensor([feed.tokens for feed in feeds])
+        self._count, widest = int(counts.sum()), int(counts.max())
+        columns = torch.arange(widest)[None]
+        self._real = columns < counts[:, None]
+        # Padding repeats a row's first token; its output is never looked at.
+        self._tokens = torch.where(self._real, (counts.cumsum(0) - counts)[:, None] + columns, 0)
+        self._index = torch.tensor([feed.row.index for feed in feeds])
+        lengths = torch.full((used, 1), -1)
+        lengths[self._index, 0] = torch.tensor([feed.start for feed in feeds])
+        self._slots = max(feed.slots for feed in feeds)
         # Rows that wait for a tool take part with a query of zeros and see one slot.
-        visible = torch.arange(self._slots)[None, :] <= lengths.clamp(min=0)[:, None]
-        self._bias = torch.where(visible, 0.0, -torch.inf)[:, None, None, :]
+        newest = (lengths + columns).clamp(min=0)
+        visible = torch.arange(self._slots)[None, None] <= newest[:, :, None]
+        self._bias = torch.where(visible, 0.0, -torch.inf)[:, None].repeat_interleave(store.groups, dim=2)
         self._prefixes: list[tuple[Prefix, Tensor | None]] = []
-        for prefix in dict.fromkeys(row.prefix for row in rows):
-            at = [i for i, row in enumerate(rows) if row.prefix is prefix]
+        owners = [feed.row.prefix for feed in feeds for _ in range(feed.tokens)]
+        for prefix in dict.fromkeys(owners):
+            at = [i for i, owner in enumerate(owners) if owner is prefix]
             if prefix is not None:
-                self._prefixes.append((prefix, torch.tensor(at) if len(at) < len(rows) else None))
+                self._prefixes.append((prefix, torch.tensor(at) if len(at) < len(owners) else None))
 
     def attend(self, layer: int, by_token: Tensor, output: Tensor, scaling: float) -> None:
         """Query and output [N, H, D]."""
-        store, used = self._store, self._used
-        query = (by_token[: self._count] * scaling).view(self._count, store.kv_heads, -1, store.size)
-        keys, values = store.keys[layer][:used, :, : self._slots], store.values[layer][:used, :, : self._slots]
-        if self._count == used:
-            part = attend_own(query, keys, values, self._bias)
-        else:
-            all_rows = query.new_zeros(used, *query.shape[1:]).index_copy_(0, self._index, query)
-            part = Part(*(tensor[self._index] for tensor in attend_own(all_rows, keys, values, self._bias)))
+        query = (by_token[: self._count] * scaling).view(self._count, self._store.kv_heads, -1, self._store.size)
+        part = self._own(layer, query)
         for prefix, at in self._prefixes:
             if at is None:
                 part = merged(part, attend_shared(query, *prefix.blocks[layer]))
@@ -104,15 +116,27 @@ class _Decode:
                 tensor.index_copy_(0, at, some)
         output[: self._count] = (part.output / part.total).flatten(1, 2)
 
+    def _own(self, layer: int, query: Tensor) -> Part:
+        """Attention of query [N, K, G, D] to each row's own part, whose tokens lie padded to one length T for it."""
+        store, used = self._store, self._used
+        keys, values = store.keys[layer][:used, :, : self._slots], store.values[layer][:used, :, : self._slots]
+        padded = query[self._tokens].transpose(1, 2).flatten(2, 3)  # [rows, K, T G, D]
+        if len(padded) < used:
+            padded = padded.new_zeros(used, *padded.shape[1:]).index_copy_(0, self._index, padded)
+        part = attend_own(padded, keys, values, self._bias)
+        by_row = (tensor[self._index] if len(self._index) < used else tensor for tensor in part)
+        shape = (len(self._index), store.kv_heads, self._tokens.shape[1], store.groups, -1)
+        return Part(*(tensor.view(shape).transpose(1, 2)[self._real] for tensor in by_row))
+
 
 class _Fills:
     """Attention of the tokens of several fills that come after one prefix, in one padded call."""
 
-    def __init__(self, store: KVStore, prefix: Prefix | None, first: Sequence[int], fills: Sequence[Fill]) -> None:
+    def __init__(self, store: KVStore, prefix: Prefix | None, first: Sequence[int], fills: Sequence[Feed]) -> None:
         """`first` is the place of each fill's first token in the pass."""
         self._store, self._prefix = store, prefix
         starts = torch.tensor([fill.start for fill in fills])
-        counts = torch.tensor([len(fill.ids) for fill in fills])
+        counts = torch.tensor([fill.tokens for fill in fills])
         longest, begin = int(counts.max()), torch.tensor(first)[:, None]
         columns = torch.arange(longest)[None]
         self._real = columns < counts[:, None]
@@ -136,12 +160,12 @@ class _Fills:
         output[self._tokens[self._real]] = padded[self._real]
 
 
-def _by_prefix(first: int, fills: Sequence[Fill]) -> list[tuple[Prefix | None, list[int], list[Fill]]]:
+def _by_prefix(first: int, fills: Sequence[Feed]) -> list[tuple[Prefix | None, list[int], list[Feed]]]:
     """The fills of each prefix, and where in the pass the tokens of each fill begin; the first begins at `first`."""
-    groups: dict[Prefix | None, tuple[list[int], list[Fill]]] = {}
+    groups: dict[Prefix | None, tuple[list[int], list[Feed]]] = {}
     for fill in fills:
         places, group = groups.setdefault(fill.row.prefix, ([], []))
         places.append(first)
         group.append(fill)
-        first += len(fill.ids)
+        first += fill.tokens
     return [(prefix, *found) for prefix, found in groups.items()]

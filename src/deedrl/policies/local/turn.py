@@ -39,9 +39,19 @@ class Turn:
     def __post_init__(self) -> None:
         # A private stream per turn: what is drawn does not depend on who else is in the batch.
         self._random = random.Random(self.seed)
+        self._uniforms: list[float] = []
 
-    def uniform(self) -> float:
-        return self._random.random()
+    def uniform(self, ahead: int = 0) -> float:
+        """The number in [0, 1) that draws the token `ahead` places after the next: the n-th number, the n-th token."""
+        place = len(self.tokens) + ahead
+        while len(self._uniforms) <= place:
+            self._uniforms.append(self._random.random())
+        return self._uniforms[place]
+
+    def newest(self, count: int) -> list[int]:
+        """The last `count` of `ids`."""
+        missing = count - len(self.tokens)
+        return [*self.context[-missing:], *self.tokens] if missing > 0 else self.tokens[-count:]
 
     @property
     def ids(self) -> list[int]:
