@@ -164,3 +164,26 @@ def test_every_update_setting_of_the_stage_reaches_the_update() -> None:
         normalisation_tokens=7,
         updates_per_batch=8,
     )
+
+
+def test_one_policy_rests_while_the_other_samples(
+    open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds caches and a copy of the weights; both at once were the peak of a whole run."""
+    resting: list[bool] = []
+
+    class Policy:
+        def __init__(self, *_: Any, guided: bool, **__: Any) -> None:
+            self.guided = guided
+
+        def rest(self) -> None:
+            resting.append(self.guided)
+
+    monkeypatch.setattr("deedrl.pipeline.session.LocalPolicy", Policy)
+    monkeypatch.setattr("deedrl.pipeline.session.check_room", lambda *_: None)
+    monkeypatch.setattr(Session, "loaded", SimpleNamespace(model=None, renderer=None))
+    session = open_session()
+    plain = session.policy()
+    assert (session.policy(guided=True) is plain, resting) == (False, [False])
+    assert (session.policy() is plain, resting) == (True, [False, True])
+    assert (session.policy() is plain, resting) == (True, [False, True, True])

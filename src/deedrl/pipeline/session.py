@@ -162,9 +162,14 @@ class Session:
         )
 
     def policy(self, *, guided: bool = False) -> LocalPolicy:
-        """The policy with the current weights; `guided` constrains decoding to the schema of an action."""
+        """The policy with the current weights; `guided` constrains decoding to the schema of an action.
+
+        The other one rests, for each holds caches and a copy of the weights; no episode of it may be in flight.
+        """
         if not self._policies:
             check_room(self.loaded, self.environment_class, self.tasks("train"), self.prompt, self.recipe)
+        if (other := self._policies.get(not guided)) is not None:
+            other.rest()
         if guided not in self._policies:
             self._policies[guided] = LocalPolicy(
                 self.loaded.model,

@@ -34,9 +34,16 @@ def counted(engine, monkeypatch):
 # ------------------------------------------------------------ the guesses
 
 
-def test_what_followed_is_guessed_up_to_the_limit_or_to_what_is_unknown():
+def known_from(*sequences, times=2):
     known = Drafts()
-    known.learn([1, 2, 3, 4, 5, 6])
+    for sequence in sequences:
+        for _ in range(times):
+            known.learn(sequence)
+    return known
+
+
+def test_what_followed_is_guessed_up_to_the_limit_or_to_what_is_unknown():
+    known = known_from([1, 2, 3, 4, 5, 6])
     assert known.guess([9, 1, 2, 3], 2) == [4, 5]
     assert known.guess([1, 2, 3], 8) == [4, 5, 6]
     assert known.guess([1, 2, 3], 0) == []
@@ -45,23 +52,19 @@ def test_what_followed_is_guessed_up_to_the_limit_or_to_what_is_unknown():
 
 
 def test_a_loop_is_guessed_only_as_far_as_asked():
-    known = Drafts()
-    known.learn([1, 1, 1, 1])
-    assert known.guess([1, 1, 1], 5) == [1] * 5
+    assert known_from([1, 1, 1, 1]).guess([1, 1, 1], 5) == [1] * 5
 
 
-def test_what_was_contradicted_has_to_be_seen_twice():
+def test_only_what_was_seen_twice_in_a_row_is_guessed():
     known = Drafts()
-    for followed_by, guessed in [(4, [4]), (5, []), (5, [5]), (4, []), (5, []), (5, [5])]:
+    for followed_by, guessed in [(4, []), (4, [4]), (5, []), (4, []), (5, []), (5, [5]), (5, [5])]:
         known.learn([1, 2, 3, followed_by])
         assert known.guess([1, 2, 3], 1) == guessed
 
 
 def test_the_oldest_are_forgotten_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(drafts, "MAX_KEYS", 10)
-    known = Drafts()
-    for start in range(0, 60, 5):
-        known.learn(range(start, start + 4))
+    known = known_from(*(range(start, start + 4) for start in range(0, 60, 5)))
     assert len(known._next) <= 10
     assert known.guess([55, 56, 57], 1) == [58]
     assert known.guess([0, 1, 2], 1) == []

@@ -18,18 +18,18 @@ MAX_KEYS = 100_000
 
 
 class Drafts:
-    """What followed every `KEY` tokens lately. A continuation that was contradicted has to be seen twice again."""
+    """What followed every `KEY` tokens lately. Guessed once it was seen twice in a row: wrong guesses cost."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, ...], tuple[int, bool]] = {}
-        """From a key to the token seen last, and whether to trust it."""
+        """From a key to the token seen last, and whether that was seen before it, too."""
 
     def learn(self, ids: Sequence[int]) -> None:
         """Takes note of every token of `ids` that comes after at least `KEY` others."""
         for at in range(KEY, len(ids)):
             key = tuple(ids[at - KEY : at])
             known = self._next.get(key)
-            self._next[key] = (ids[at], known is None or known[0] == ids[at])
+            self._next[key] = (ids[at], known is not None and known[0] == ids[at])
         if len(self._next) > MAX_KEYS:
             self._next = dict(islice(self._next.items(), MAX_KEYS // 2, None))
 
