@@ -20,8 +20,9 @@ from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
 from deedrl.training import advantages
 from deedrl.training.learner import Learner, scheduled_rate
+from deedrl.training.losses import Silent
 from deedrl.training.policy_gradient import PolicyUpdate, update_policy
-from deedrl.training.selection import group_has_signal, group_trajectories, select
+from deedrl.training.selection import SelectionCounts, group_has_signal, group_trajectories, select
 from deedrl.types import Task, Trajectory, TrajectoryGroup
 
 ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
@@ -95,8 +96,10 @@ def _train_step(
         warmup=stage.warmup_steps,
     )
     settings = update_settings(stage, rate)
-    updated = update_policy(learner, selection.samples, settings, reference if stage.kl_coefficient else None)
     counts = selection.counts
+    updated = update_policy(
+        learner, selection.samples, settings, reference if stage.kl_coefficient else None, _silent(stage, counts)
+    )
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
     _warn(session, stage, no_signal, logprob_gap_alarm(updated))
     return (
@@ -117,6 +120,13 @@ def update_settings(stage: Grpo, learning_rate: float) -> PolicyUpdate:
     """The stage's settings of the same names; `learning_rate` is that of the step. A missing one raises."""
     named = {**asdict(stage), "learning_rate": learning_rate, "normalisation": stage.loss_normalisation}
     return msgspec.convert(named, PolicyUpdate)
+
+
+def _silent(stage: Grpo, counts: SelectionCounts) -> Silent:
+    """Episodes without a signal that are part of the step's `tasks_per_step` groups, and were not replaced."""
+    in_place = max(stage.tasks_per_step - (counts.groups - counts.zero_variance - counts.too_small), 0)
+    share = min(in_place / counts.zero_variance, 1.0) if counts.zero_variance else 0.0
+    return Silent(counts.silent_episodes, counts.silent_tokens) * share
 
 
 def sample_groups(

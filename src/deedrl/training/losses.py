@@ -21,13 +21,34 @@ MAX_LOG_RATIO = 10.0
 Normalisation = Literal["token", "sequence", "constant"]
 
 
-def sample_weights(samples: Sequence[TrainingSample], normalisation: Normalisation, constant: int = 512) -> list[float]:
+@dataclass(frozen=True)
+class Silent:
+    """Episodes whose advantages are all 0: nothing is computed for them, but losses are means over them too.
+
+    Left out of the mean, a batch in which few groups differ would weigh its few as much as a batch of many, and an
+    optimiser that scales gradients to unit size would follow their noise.
+    """
+
+    episodes: float = 0.0
+    action_tokens: float = 0.0
+
+    def __mul__(self, share: float) -> Silent:
+        return Silent(self.episodes * share, self.action_tokens * share)
+
+
+NONE_SILENT = Silent()
+
+
+def sample_weights(
+    samples: Sequence[TrainingSample], normalisation: Normalisation, constant: int = 512, silent: Silent = NONE_SILENT
+) -> list[float]:
     """The factor of each sample's token losses so that their sum over the update is the normalised loss.
 
     ``token``: every action token of the update counts the same. ``sequence``: every episode counts the same, its tokens
     share it equally (an episode cut into several samples still counts once). ``constant``: as ``sequence`` but
     divided by `constant` tokens instead of the episode's own (Dr. GRPO). Samples' own `weight` multiplies and is part
-    of the denominators. Only samples passed here count; excluded ones are in neither numerator nor denominator.
+    of the denominators. Only samples passed here and `silent` ones count; excluded ones are in neither numerator nor
+    denominator.
     """
     tokens_of: dict[str, float] = {}
     weight_of: dict[str, float] = {}
@@ -38,6 +59,8 @@ def sample_weights(samples: Sequence[TrainingSample], normalisation: Normalisati
     total_episodes = sum(weight_of[episode] for episode in tokens_of if tokens_of[episode])
     if not total_tokens:
         return [0.0] * len(samples)
+    total_tokens += silent.action_tokens
+    total_episodes += silent.episodes
     if normalisation == "token":
         return [sample.weight / total_tokens for sample in samples]
     if normalisation == "sequence":

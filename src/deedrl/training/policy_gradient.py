@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deedrl.training.backend import frozen_at
 from deedrl.training.learner import Learner
-from deedrl.training.losses import Normalisation, PolicyLoss, policy_loss, sample_weights
+from deedrl.training.losses import NONE_SILENT, Normalisation, PolicyLoss, Silent, policy_loss, sample_weights
 from deedrl.training.packing import Batch, pack
 from deedrl.training.samples import TrainingSample
 from deedrl.training.weighting import weighted
@@ -34,16 +34,22 @@ class PolicyUpdate:
 
 
 def update_policy(
-    learner: Learner, samples: Sequence[TrainingSample], settings: PolicyUpdate, reference: Sequence[Tensor] | None
+    learner: Learner,
+    samples: Sequence[TrainingSample],
+    settings: PolicyUpdate,
+    reference: Sequence[Tensor] | None,
+    silent: Silent = NONE_SILENT,
 ) -> dict[str, float]:
     """Updates the policy once on each of `mini_batches` pieces of `samples`, and passes over them `updates_per_batch`
     times; returns figures (means over action tokens, loss and gradient norm over updates).
 
     `reference` is a `Learner.snapshot` of the policy that KL is measured to; None leaves KL out of loss and log.
+    `silent` are the episodes of the step that are not among the samples because they have no signal.
     """
     if not any(sample.action_tokens for sample in samples):
         return {"empty_batch": 1.0}
-    pieces = [_packed(piece, settings) for piece in mini_batches(samples, settings.mini_batches)]
+    cut = mini_batches(samples, settings.mini_batches)
+    pieces = [_packed(piece, settings, silent * (1 / len(cut))) for piece in cut]
     references = _reference_logprobs(learner, pieces, reference)
     parts: list[PolicyLoss] = []
 
@@ -98,8 +104,8 @@ def mini_batches(samples: Sequence[TrainingSample], count: int) -> list[list[Tra
     return [piece for piece in pieces if piece]
 
 
-def _packed(samples: Sequence[TrainingSample], settings: PolicyUpdate) -> list[Batch]:
-    weights = sample_weights(samples, settings.normalisation, settings.normalisation_tokens)
+def _packed(samples: Sequence[TrainingSample], settings: PolicyUpdate, silent: Silent) -> list[Batch]:
+    weights = sample_weights(samples, settings.normalisation, settings.normalisation_tokens, silent)
     return pack(weighted(samples, weights), micro_batch_tokens=settings.micro_batch_tokens)
 
 

@@ -17,6 +17,10 @@ class SelectionCounts(Record, frozen=True):
     groups: int = 0
     zero_variance: int = 0
     """Groups whose scored rewards are equal: nothing to compare."""
+    silent_episodes: int = 0
+    """Scored episodes of these groups, unless they are kept."""
+    silent_tokens: int = 0
+    """Their action tokens."""
     too_small: int = 0
     """Groups with fewer than two scored siblings."""
     unscored: int = 0
@@ -61,6 +65,7 @@ def select(
     """
     chosen: list[Trajectory] = []
     advantage_of: dict[str, float] = {}
+    silent: list[Trajectory] = []
     zero = small = unscored = guided = 0
     for group in groups:
         rewards = [_usable_reward(trajectory) for trajectory in group.trajectories]
@@ -71,6 +76,8 @@ def select(
             small += scored < 2
             zero += scored >= 2
             if not keep_zero_variance or scored < 2:
+                pairs = zip(group.trajectories, rewards, strict=True)
+                silent += [t for t, reward in pairs if scored >= 2 and reward is not None]
                 continue
         advantages = estimator(rewards, threshold)
         for trajectory, reward, advantage in zip(group.trajectories, rewards, advantages, strict=True):
@@ -83,7 +90,14 @@ def select(
     return Selection(
         samples=tuple(_with_advantage(s, advantage_of[s.episode_id]) for found in samples for s in found),
         counts=SelectionCounts(
-            groups=len(groups), zero_variance=zero, too_small=small, unscored=unscored, guided=guided, samples=counts
+            groups=len(groups),
+            zero_variance=zero,
+            silent_episodes=len(silent),
+            silent_tokens=sum(len(step.completion.token_ids) for t in silent for step in t.steps),
+            too_small=small,
+            unscored=unscored,
+            guided=guided,
+            samples=counts,
         ),
     )
 
