@@ -13,7 +13,7 @@ from deedrl.cli.main import main
 from deedrl.environments.environment import Environment
 from deedrl.errors import CheckpointError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.context import StageContext
-from deedrl.pipeline.grpo_stage import update_settings
+from deedrl.pipeline.grpo_stage import silent_part, update_settings
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
@@ -22,7 +22,9 @@ from deedrl.reports.progress import make_progress
 from deedrl.rollouts.limits import Limits
 from deedrl.tasks.pool import TaskPool
 from deedrl.tracking.tracker import Tracker
+from deedrl.training.losses import Silent
 from deedrl.training.policy_gradient import PolicyUpdate
+from deedrl.training.selection import SelectionCounts
 from deedrl.types import Task
 
 
@@ -187,3 +189,21 @@ def test_one_policy_rests_while_the_other_samples(
     assert (session.policy(guided=True) is plain, resting) == (False, [False])
     assert (session.policy() is plain, resting) == (True, [False, True])
     assert (session.policy() is plain, resting) == (True, [False, True, True])
+
+
+@pytest.mark.parametrize(
+    ("groups", "without_signal", "part"),
+    [
+        (4, 0, 0.0),  # all have one
+        (4, 3, 1.0),  # no refill: three of the step's four groups teach nothing, and count
+        (7, 3, 0.0),  # three were replaced
+        (6, 3, 1 / 3),  # two were replaced, the third has its place in the step
+    ],
+)
+def test_C01_groups_that_a_refill_replaced_are_no_part_of_the_mean(
+    groups: int, without_signal: int, part: float
+) -> None:
+    counts = SelectionCounts(groups=groups, zero_variance=without_signal, silent_episodes=18, silent_tokens=180)
+    found = silent_part(Grpo(tasks_per_step=4), counts)
+    assert (found.episodes, found.action_tokens) == pytest.approx((18 * part, 180 * part))
+    assert isinstance(found, Silent)

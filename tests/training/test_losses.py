@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deedrl.training.losses import MAX_LOG_RATIO, k3, policy_loss, sample_weights, sft_loss
+from deedrl.training.losses import MAX_LOG_RATIO, Silent, k3, policy_loss, sample_weights, sft_loss
 
 finite = st.floats(-30, 0)
 token = st.tuples(finite, finite, st.floats(-3, 3), st.floats(0, 1), finite)
@@ -190,3 +190,12 @@ def test_own_weight_scales_a_sample_and_is_part_of_the_denominator(kit):
     rows = [kit.sample("a", [5], [6] * 4, weight=3.0), kit.sample("b", [5], [6] * 4)]
     assert sample_weights(rows, "token") == pytest.approx([3 / 16, 1 / 16])
     assert sample_weights(rows, "sequence") == pytest.approx([3 / 16, 1 / 16])
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
+def test_C01_silent_episodes_count_as_if_they_were_computed(kit, normalisation):
+    rows = [kit.sample(f"e{i}", [5], [6] * (i + 1)) for i in range(4)]
+    silent = Silent(episodes=2, action_tokens=3 + 4)
+    expected = sample_weights(rows, normalisation)[:2]
+    assert sample_weights(rows[:2], normalisation, silent=silent) == pytest.approx(expected)
+    assert sample_weights(rows[:2], normalisation) != pytest.approx(expected)

@@ -14,6 +14,7 @@ from deedrl.policies.policy import CompletionRequest
 from deedrl.training.advantages import grpo
 from deedrl.training.backend import LogprobModel
 from deedrl.training.learner import Learner
+from deedrl.training.losses import Silent
 from deedrl.training.policy_gradient import PolicyUpdate, mini_batches, update_policy
 from deedrl.training.samples import samples_from
 from deedrl.training.selection import select
@@ -130,6 +131,17 @@ def test_each_mini_batch_is_an_update_with_a_normalisation_of_its_own(kit):
     assert figures["logprob_gap"] == pytest.approx(alone[0]["logprob_gap"], abs=1e-7)
     assert figures["action_tokens"] == sum(one["action_tokens"] for one in alone) / 2
     assert figures["kl"] > 0
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
+def test_C01_gradient_is_that_of_an_update_that_computes_silent_episodes_too(kit, normalisation):
+    rows = [with_advantage(s, a) for s, a in zip(kit.family(4), (1.0, -1.0, 0.0, 0.0), strict=True)]
+    silent = Silent(episodes=2, action_tokens=sum(row.action_tokens for row in rows[2:]))
+    chosen = settings(normalisation=normalisation)
+    whole = update_policy(Learner(kit.load()), rows, chosen, None)
+    short = update_policy(Learner(kit.load()), rows[:2], chosen, None, silent)
+    assert short["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+    assert short["loss"] == pytest.approx(whole["loss"], abs=1e-6)
 
 
 def test_update_raises_what_was_good_and_lowers_what_was_bad(kit):

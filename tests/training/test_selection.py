@@ -61,6 +61,15 @@ def test_C14_groups_without_signal_take_part_in_kl_only_if_asked(kit):
     assert kept.counts.zero_variance == 1
 
 
+def test_C01_what_groups_without_signal_hold_is_counted_for_the_mean(kit):
+    """An unscored sibling is no part of any mean; a kept group is not silent."""
+    same = [*(kit.trajectory(f"e{i}", 0.5, turns=TWO_TURNS) for i in range(3)), kit.trajectory("unscored", None)]
+    left_out, kept = chosen(kit, same).counts, chosen(kit, same, keep_zero_variance=True).counts
+    assert (left_out.silent_episodes, left_out.silent_tokens) == (3, 12)
+    assert (kept.silent_episodes, kept.silent_tokens) == (0, 0)
+    assert chosen(kit, [kit.trajectory("a", 1.0)]).counts.silent_episodes == 0
+
+
 def test_C14_zero_variance_threshold_is_a_setting(kit):
     near = [kit.trajectory("a", 0.50), kit.trajectory("b", 0.51)]
     assert chosen(kit, near).counts.zero_variance == 0

@@ -98,7 +98,7 @@ def _train_step(
     settings = update_settings(stage, rate)
     counts = selection.counts
     updated = update_policy(
-        learner, selection.samples, settings, reference if stage.kl_coefficient else None, _silent(stage, counts)
+        learner, selection.samples, settings, reference if stage.kl_coefficient else None, silent_part(stage, counts)
     )
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
     _warn(session, stage, no_signal, logprob_gap_alarm(updated))
@@ -122,7 +122,7 @@ def update_settings(stage: Grpo, learning_rate: float) -> PolicyUpdate:
     return msgspec.convert(named, PolicyUpdate)
 
 
-def _silent(stage: Grpo, counts: SelectionCounts) -> Silent:
+def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
     """Episodes without a signal that are part of the step's `tasks_per_step` groups, and were not replaced."""
     in_place = max(stage.tasks_per_step - (counts.groups - counts.zero_variance - counts.too_small), 0)
     share = min(in_place / counts.zero_variance, 1.0) if counts.zero_variance else 0.0
