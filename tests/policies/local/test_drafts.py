@@ -55,9 +55,9 @@ def test_a_loop_is_guessed_only_as_far_as_asked():
     assert known_from([1, 1, 1, 1]).guess([1, 1, 1], 5) == [1] * 5
 
 
-def test_only_what_was_seen_twice_in_a_row_is_guessed():
+def test_what_was_seen_twice_in_a_row_is_guessed_and_three_times_after_something_else():
     known = Drafts()
-    for followed_by, guessed in [(4, []), (4, [4]), (5, []), (4, []), (5, []), (5, [5]), (5, [5])]:
+    for followed_by, guessed in [(4, []), (4, [4]), (5, []), (4, []), (5, []), (5, []), (5, [5]), (5, [5])]:
         known.learn([1, 2, 3, followed_by])
         assert known.guess([1, 2, 3], 1) == guessed
 

@@ -13,29 +13,34 @@ from itertools import islice
 
 KEY = 3
 """Tokens that a guess is made from. Fewer repeat by chance, more are found less often."""
+SIGHTINGS = 2
+"""How often in a row a token must have followed before it is guessed."""
 MAX_KEYS = 100_000
 """The oldest half is forgotten beyond these (a few tens of MB)."""
 
 
 class Drafts:
-    """What followed every `KEY` tokens lately. Guessed once it was seen twice in a row: wrong guesses cost."""
+    """What followed every `KEY` tokens lately. Wrong guesses cost, so a token has to prove itself."""
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, ...], tuple[int, bool]] = {}
-        """From a key to the token seen last, and whether that was seen before it, too."""
+        self._next: dict[tuple[int, ...], tuple[int, int]] = {}
+        """From a key to the token seen last, and how often in a row; one less after a key has had another."""
 
     def learn(self, ids: Sequence[int]) -> None:
         """Takes note of every token of `ids` that comes after at least `KEY` others."""
         for at in range(KEY, len(ids)):
             key = tuple(ids[at - KEY : at])
             known = self._next.get(key)
-            self._next[key] = (ids[at], known is not None and known[0] == ids[at])
+            if known is None:
+                self._next[key] = (ids[at], 1)
+            else:
+                self._next[key] = (ids[at], known[1] + 1 if known[0] == ids[at] else 0)
         if len(self._next) > MAX_KEYS:
             self._next = dict(islice(self._next.items(), MAX_KEYS // 2, None))
 
     def guess(self, ids: Sequence[int], limit: int) -> list[int]:
         """Up to `limit` tokens that may follow `ids`."""
         known = list(ids[-KEY:])
-        while len(known) < KEY + limit and (found := self._next.get(tuple(known[-KEY:]))) and found[1]:
+        while len(known) < KEY + limit and (found := self._next.get(tuple(known[-KEY:]))) and found[1] >= SIGHTINGS:
             known.append(found[0])
         return known[KEY:]
