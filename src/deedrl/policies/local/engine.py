@@ -1,7 +1,7 @@
 """Continuous batching over a model's own modules: sequences join and leave between steps, caches stay between turns.
 
-`Engine.step` is one pass: a token for every turn that is being sampled, and the new context of every turn that joins.
-A pass also holds guesses at what the decoding turns go on with (`drafts`), so that it may advance a turn by several.
+`Engine.step` is one pass: the newest token of every turn that is being sampled, the new context of every turn that
+joins, and guesses at how they go on (`drafts`), so that a turn may advance by several tokens.
 It returns the turns that finished. After an update of the weights `reset` is needed.
 """
 
@@ -21,7 +21,7 @@ from deedrl.policies.local.drafts import KEY, Drafts
 from deedrl.policies.local.kv_store import KVStore, Prefix, PrefixLayout
 from deedrl.policies.local.layout import Feed, StepLayout
 from deedrl.policies.local.merged import SamplingModel
-from deedrl.policies.local.rows import Rows
+from deedrl.policies.local.rows import Row, Rows
 from deedrl.policies.local.sampling import sample_tokens
 from deedrl.policies.local.turn import Turn
 
@@ -194,10 +194,14 @@ class Engine:
                 draws += [_Draw(turn, place, turn.uniform(ahead)) for turn in feed.row.turns.values()]
                 place += 1
         drawn = iter(self._drawn(draws, self._weights.logits(hidden)))
-        ended: list[Turn] = []
+        taken: list[tuple[Row, list[list[tuple[int, float]]]]] = []
         for feed in feeds:
-            ended += self._advance(feed, [[next(drawn) for _ in feed.row.turns] for _ in range(1 + len(feed.guesses))])
-        return ended
+            rounds = [[next(drawn) for _ in feed.row.turns] for _ in range(1 + len(feed.guesses))]
+            right = _right_guesses(feed.guesses, rounds)
+            feed.row.extend([*feed.ids, *feed.guesses[:right]])
+            taken.append((feed.row, rounds[: right + 1]))
+        # Only now, when all rows say what they hold: rows that part copy and may move others.
+        return [turn for row, rounds in taken for turn in self._give(row, rounds)]
 
     def _drawn(self, draws: Sequence[_Draw], logits: Tensor) -> list[tuple[int, float]]:
         """Tokens and their log-probabilities; `logits` [places, V] are overwritten.
@@ -222,22 +226,16 @@ class Engine:
         )
         return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
-    def _advance(self, feed: Feed, rounds: Sequence[Sequence[tuple[int, float]]]) -> list[Turn]:
-        """Gives the turns of a row what they drew: one round, and another for each guess that all of them drew.
+    def _give(self, row: Row, rounds: Sequence[Sequence[tuple[int, float]]]) -> list[Turn]:
+        """Gives the turns of a row what they drew, round by round; those that drew different tokens in the last part.
 
-        Turns that drew different tokens in the last of these part. Returns those that ended.
+        Returns the turns that ended.
         """
-        right = 0
-        for guess, drew in zip(feed.guesses, rounds, strict=False):
-            if any(token != guess for token, _ in drew):
-                break
-            right += 1
-        feed.row.extend([*feed.ids, *feed.guesses[:right]])
-        turns = list(feed.row.turns.values())
-        for drew in rounds[: right + 1]:
+        turns = list(row.turns.values())
+        for drew in rounds:
             for turn, (token, logprob) in zip(turns, drew, strict=True):
                 self._accept(turn, token, logprob)
-        self._waiting[:0] = self._rows.split(feed.row)
+        self._waiting[:0] = self._rows.split(row)
         return [turn for turn in turns if turn.finish_reason]
 
     def _accept(self, turn: Turn, token: int, logprob: float) -> None:
@@ -257,6 +255,14 @@ class _Draw(NamedTuple):
     turn: Turn
     place: int
     uniform: float
+
+
+def _right_guesses(guesses: Sequence[int], rounds: Sequence[Sequence[tuple[int, float]]]) -> int:
+    """How many of `guesses` all turns of a row drew, one round after the other."""
+    for right, (guess, drew) in enumerate(zip(guesses, rounds, strict=False)):
+        if any(token != guess for token, _ in drew):
+            return right
+    return len(guesses)
 
 
 def _begins(context: Sequence[int], prefix: Sequence[int]) -> bool:
