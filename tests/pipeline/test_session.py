@@ -13,7 +13,7 @@ from deedrl.cli.main import main
 from deedrl.environments.environment import Environment
 from deedrl.errors import CheckpointError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.context import StageContext
-from deedrl.pipeline.grpo_stage import silent_part, update_settings
+from deedrl.pipeline.grpo_stage import sampled_entropy, silent_part, update_settings
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
@@ -25,7 +25,7 @@ from deedrl.tracking.tracker import Tracker
 from deedrl.training.losses import Silent
 from deedrl.training.policy_gradient import PolicyUpdate
 from deedrl.training.selection import SelectionCounts
-from deedrl.types import Task
+from deedrl.types import Action, Completion, Step, Task, Trajectory
 
 
 @pytest.fixture
@@ -207,3 +207,15 @@ def test_C01_groups_that_a_refill_replaced_are_no_part_of_the_mean(
     found = silent_part(Grpo(tasks_per_step=4), counts)
     assert (found.episodes, found.action_tokens) == pytest.approx((18 * part, 180 * part))
     assert isinstance(found, Silent)
+
+
+def test_entropy_is_the_mean_surprise_of_what_was_sampled() -> None:
+    def episode(*logprobs: tuple[float, ...]) -> Trajectory:
+        steps = [
+            Step(index=i, observation="", completion=Completion(text="", logprobs=values), action=Action())
+            for i, values in enumerate(logprobs)
+        ]
+        return Trajectory(episode_id="e", task_id="t", steps=tuple(steps))
+
+    assert sampled_entropy([episode((-0.5, -1.0), (0.0,)), episode((-2.5,))]) == pytest.approx(1.0)
+    assert sampled_entropy([episode()]) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import asdict
@@ -161,6 +162,7 @@ def sample_groups(
         "errored_episodes": float(metrics.errored),
         "dropped_groups": float(dropped),
         "cut_share": _cut_share(episodes),
+        "entropy": sampled_entropy(episodes),
     }
     return kept + silent, figures
 
@@ -181,6 +183,15 @@ def _cut_share(episodes: Sequence[Trajectory]) -> float:
     """Share of completions that hit the token limit."""
     reasons = [step.completion.finish_reason for episode in episodes for step in episode.steps]
     return sum(reason == "length" for reason in reasons) / len(reasons) if reasons else 0.0
+
+
+def sampled_entropy(episodes: Sequence[Trajectory]) -> float:
+    """Entropy of the policy in nats a token at the temperature of sampling, estimated by what was sampled.
+
+    Where it falls at once, siblings become alike and nothing is left to learn from.
+    """
+    logprobs = [x for episode in episodes for step in episode.steps for x in step.completion.logprobs]
+    return -fmean(logprobs) if logprobs else 0.0
 
 
 def _warn(session: Session, stage: Grpo, *alarms: str | None) -> None:
