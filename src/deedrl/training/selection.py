@@ -76,8 +76,8 @@ def select(
             small += scored < 2
             zero += scored >= 2
             if not keep_zero_variance or scored < 2:
-                pairs = zip(group.trajectories, rewards, strict=True)
-                silent += [t for t, reward in pairs if scored >= 2 and reward is not None]
+                if scored >= 2:
+                    silent += [t for t, r in zip(group.trajectories, rewards, strict=True) if r is not None]
                 continue
         advantages = estimator(rewards, threshold)
         for trajectory, reward, advantage in zip(group.trajectories, rewards, advantages, strict=True):

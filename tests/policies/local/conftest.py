@@ -76,6 +76,19 @@ class Kit:
         raise AssertionError("the engine does not come to an end")
 
     @staticmethod
+    def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """The numbers of tokens of the engine's forward passes from now on."""
+        passes: list[int] = []
+        hidden = engine._weights.hidden
+
+        def counting(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+            passes.append(ids.numel())
+            return hidden(ids, *rest)
+
+        monkeypatch.setattr(engine._weights, "hidden", counting)
+        return passes
+
+    @staticmethod
     def request(episode_id: str, messages: Sequence[Message] = (), **options: Any) -> CompletionRequest:
         messages = messages or (
             Message(role="system", content="You keep a counter."),

@@ -18,19 +18,6 @@ def new_engine(loaded, **options):
     return Engine(loaded.model, stop_ids=[options.pop("stop", -1)], **options)
 
 
-def counted(engine, monkeypatch):
-    """The numbers of tokens of the engine's forward passes from now on."""
-    passes: list[int] = []
-    hidden = engine._weights.hidden
-
-    def counting(ids, *rest):
-        passes.append(ids.numel())
-        return hidden(ids, *rest)
-
-    monkeypatch.setattr(engine._weights, "hidden", counting)
-    return passes
-
-
 # ------------------------------------------------------------ the guesses
 
 
@@ -85,7 +72,7 @@ def siblings(kit, again, count=6):
 @pytest.mark.parametrize("max_rows", [2, 16])
 def test_right_guesses_save_passes_and_nothing_else_changes(kit, loaded, monkeypatch, max_rows):
     ours = new_engine(loaded, max_rows=max_rows)
-    passes = counted(ours, monkeypatch)
+    passes = kit.counted(ours, monkeypatch)
     played = []
     for again in range(3):
         before = len(passes)
@@ -142,7 +129,7 @@ def test_nothing_is_guessed_after_a_stop_token_nor_beyond_the_limit(kit, loaded,
         return [3, stop, 4][:limit]
 
     monkeypatch.setattr(Drafts, "guess", guess)
-    passes = counted(ours, monkeypatch)
+    passes = kit.counted(ours, monkeypatch)
     ended = kit.play(ours, [kit.turn("a", kit.ids(1, 5), max_tokens=4, temperature=0.0)])
     assert max(given) == 3
     assert max(passes[1:], default=1) <= 2

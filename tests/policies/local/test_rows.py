@@ -38,19 +38,6 @@ def new_engine(loaded, **options):
     return Engine(loaded.model, stop_ids=[options.pop("stop", STOP)], **options)
 
 
-def counted(engine, monkeypatch):
-    """The numbers of tokens of the engine's forward passes from now on."""
-    passes: list[int] = []
-    hidden = engine._weights.hidden
-
-    def counting(ids, *rest):
-        passes.append(ids.numel())
-        return hidden(ids, *rest)
-
-    monkeypatch.setattr(engine._weights, "hidden", counting)
-    return passes
-
-
 def check_alone(kit, loaded, ended):
     """Each turn again, in an engine of its own."""
     alone = new_engine(loaded)
@@ -186,7 +173,7 @@ def siblings(kit, count, *, seeds=None, **options):
 
 def test_turns_that_draw_the_same_are_decoded_as_one_row(kit, loaded, monkeypatch):
     engine = new_engine(loaded, stop=-1)
-    passes = counted(engine, monkeypatch)
+    passes = kit.counted(engine, monkeypatch)
     ended = kit.play(engine, siblings(kit, 6, max_tokens=4))
     assert passes == [5, 7, 1, 1, 1]
     assert len(engine._rows) == 1
@@ -202,7 +189,7 @@ def check_alone_plain(kit, loaded, turns):
 
 def test_turns_that_part_have_a_row_for_each_thing_said(kit, loaded, monkeypatch):
     engine = new_engine(loaded, stop=-1)
-    passes = counted(engine, monkeypatch)
+    passes = kit.counted(engine, monkeypatch)
     ended = kit.play(engine, siblings(kit, 6, seeds=[1, 1, 2, 2, 2, 3], max_tokens=5))
     assert len({tuple(turn.tokens) for turn in ended.values()}) == len(engine._rows) == 3
     assert passes == [5, 7, 3, 3, 3, 3]
@@ -218,7 +205,7 @@ def test_observation_is_computed_once_and_the_siblings_are_one_row_again(kit, lo
     engine.step()
     kit.play(engine, first[4:])
     assert len(engine._rows) == 2
-    passes = counted(engine, monkeypatch)
+    passes = kit.counted(engine, monkeypatch)
     seconds = [
         kit.turn(turn.key, [*turn.ids, *kit.ids(7, 9)], prefix=turn.prefix, seed=1, max_tokens=3) for turn in first
     ]
@@ -232,7 +219,7 @@ def test_observation_that_another_row_holds_is_copied_when_a_sibling_comes_later
     engine = new_engine(loaded, stop=-1)
     first = siblings(kit, 3, max_tokens=4)
     kit.play(engine, first)
-    passes = counted(engine, monkeypatch)
+    passes = kit.counted(engine, monkeypatch)
     seconds = [
         kit.turn(turn.key, [*turn.ids, *kit.ids(7, 9)], prefix=turn.prefix, seed=i, max_tokens=5)
         for i, turn in enumerate(first)
@@ -259,7 +246,7 @@ def test_turns_that_part_without_a_free_row_wait_for_one(kit, loaded):
 
 def test_several_prefixes_are_held_at_once(kit, loaded, monkeypatch):
     engine = new_engine(loaded, stop=-1)
-    passes = counted(engine, monkeypatch)
+    passes = kit.counted(engine, monkeypatch)
     prefixes = [kit.ids(50 + i, 6 + i) for i in range(6)]
     turns = [
         kit.turn(f"p{i}{j}", [*prefix, *kit.ids(60 + j, 5)], prefix=prefix, max_tokens=4)

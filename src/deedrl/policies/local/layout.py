@@ -86,7 +86,7 @@ class _Decode:
         self._count, widest = int(counts.sum()), int(counts.max())
         columns = torch.arange(widest)[None]
         self._real = columns < counts[:, None]
-        # Padding repeats a row's first token; its output is never looked at.
+        # Padding repeats the first token of the pass; its output is never looked at.
         self._tokens = torch.where(self._real, (counts.cumsum(0) - counts)[:, None] + columns, 0)
         self._index = torch.tensor([feed.row.index for feed in feeds])
         lengths = torch.full((used, 1), -1)

@@ -41,7 +41,7 @@ class Turn:
         self._random = random.Random(self.seed)
         self._uniforms: list[float] = []
 
-    def uniform(self, ahead: int = 0) -> float:
+    def uniform(self, ahead: int) -> float:
         """The number in [0, 1) that draws the token `ahead` places after the next: the n-th number, the n-th token."""
         place = len(self.tokens) + ahead
         while len(self._uniforms) <= place:
