@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from deedrl.evaluation.metrics import compute_metrics
-from deedrl.pipeline.alarms import LOGPROB_GAP, guessing_alarm, held_out_alarm, logprob_gap_alarm, signal_alarm
+from deedrl.pipeline.alarms import (
+    LOGPROB_GAP,
+    guessing_alarm,
+    held_out_alarm,
+    logprob_gap_alarm,
+    mute_alarm,
+    signal_alarm,
+    timeout_alarm,
+)
+from deedrl.pipeline.recipe import Recipe
 from deedrl.tracking.jsonl import JsonlSink
 from deedrl.tracking.tracker import Tracker
 from deedrl.training.selection import SelectionCounts
-from deedrl.types import Action, Completion, Step, ToolOutput, Trajectory, Verdict
+from deedrl.types import Action, Completion, Step, TerminationReason, ToolOutput, Trajectory, Verdict
 
 
 def figures(cut_share: float = 0.0, completion: float = 0.0) -> dict[str, float]:
@@ -126,3 +136,35 @@ def test_F10_families_that_stopped_looking_are_named() -> None:
     found = guessing_alarm(compute_metrics(episodes, evidence_tools={"look"}).by_family)
     assert found == "the policy may be guessing: family 'status': 1 of 4 episodes looked before acting"
     assert guessing_alarm(compute_metrics(episodes[:1], evidence_tools={"look"}).by_family) is None
+
+
+# ------------------------------------------------------------ episodes the policy did not end
+
+
+def ended(reason: TerminationReason, duration_s: float = 1.0) -> Trajectory:
+    return Trajectory(episode_id="e", task_id="t", termination=reason, duration_s=duration_s)
+
+
+def test_D06_many_episodes_out_of_time_are_named_with_the_limit_that_stopped_them() -> None:
+    recipe = msgspec.convert({"name": "desk", "limits": {"episode_timeout_s": 60.0}, "concurrency": 24}, Recipe)
+    late = [ended(TerminationReason.TIMEOUT, 60.2)] * 5 + [ended(TerminationReason.TIMEOUT, 9.0)]
+    assert timeout_alarm([*late, *[ended(TerminationReason.GOAL)] * 6], recipe) == (
+        "6 of 12 episodes ran out of time and count by the state they left: 5 at limits.episode_timeout_s (60 s), "
+        "which a slow or busy machine needs higher, or concurrency (24) lower; 1 at the limit of one tool call"
+    )
+
+
+def test_D06_a_lone_episode_out_of_time_among_many_raises_no_alarm() -> None:
+    recipe = msgspec.convert({"name": "desk"}, Recipe)
+    one = [ended(TerminationReason.TIMEOUT, 400.0)]
+    assert timeout_alarm(one + [ended(TerminationReason.GOAL)] * 99, recipe) is None
+    assert timeout_alarm([], recipe) is None
+
+
+def test_episodes_without_room_for_a_first_turn_raise_an_alarm() -> None:
+    recipe = msgspec.convert({"name": "desk", "sampling": {"max_tokens": 72}}, Recipe)
+    found = mute_alarm([ended(TerminationReason.TOKEN_LIMIT), ended(TerminationReason.GOAL)], recipe)
+    assert found is not None
+    assert found.startswith("1 of 2 episodes ended before their first turn")
+    assert "(72)" in found
+    assert mute_alarm([ended(TerminationReason.GOAL)], recipe) is None

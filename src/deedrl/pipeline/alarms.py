@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deedrl.evaluation.compare import gap_alarm
 from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
+from deedrl.pipeline.recipe import Recipe
 from deedrl.tracking.jsonl import read_metrics
 from deedrl.training.selection import SelectionCounts
+from deedrl.types import TerminationReason, Trajectory
 
 LOGPROB_GAP = 0.1
 """Nats per action token between sampler and trainer; rounding in bf16 stays well below, float32 near 1e-6."""
 CUT_SHARE = 0.9
 """Share of completions cut by the limit from which on that is named as the reason for a step without signal."""
+TIMEOUT_SHARE = 0.02
+"""Share of episodes that ran out of time from which on that is said: they count as not solved."""
+
+
+def mute_alarm(episodes: Sequence[Trajectory], recipe: Recipe) -> str | None:
+    """Speaks when episodes ended before their first turn for want of context."""
+    mute = sum(not t.steps and t.termination is TerminationReason.TOKEN_LIMIT for t in episodes)
+    if not mute:
+        return None
+    return (
+        f"{mute} of {len(episodes)} episodes ended before their first turn: their prompt and "
+        f"sampling.max_tokens ({recipe.sampling.max_tokens}) do not fit the model's context"
+    )
+
+
+def timeout_alarm(episodes: Sequence[Trajectory], recipe: Recipe) -> str | None:
+    """Speaks when a time limit, and not the policy's doing, decided about many episodes."""
+    late = [t for t in episodes if t.termination is TerminationReason.TIMEOUT]
+    if not late or len(late) < TIMEOUT_SHARE * len(episodes):
+        return None
+    limits = recipe.limits
+    waited = sum(t.duration_s >= limits.episode_timeout_s for t in late)
+    return (
+        f"{len(late)} of {len(episodes)} episodes ran out of time and count by the state they left: {waited} at "
+        f"limits.episode_timeout_s ({limits.episode_timeout_s:g} s), which a slow or busy machine needs higher, or "
+        f"concurrency ({recipe.concurrency}) lower; {len(late) - waited} at the limit of one tool call"
+    )
 
 
 def signal_alarm(figures: Mapping[str, float], counts: SelectionCounts, max_tokens: int) -> str | None:

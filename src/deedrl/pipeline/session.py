@@ -15,6 +15,7 @@ from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
 from deedrl.errors import CheckpointError, ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
+from deedrl.pipeline.alarms import mute_alarm, timeout_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
 from deedrl.pipeline.rendering import check_room
@@ -30,7 +31,7 @@ from deedrl.rollouts.prompting import PromptVariant
 from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tasks.pool import TaskPool, check_disjoint
-from deedrl.types import Provenance, SamplingParams, Source, Split, Task, TerminationReason, Trajectory
+from deedrl.types import Provenance, SamplingParams, Source, Split, Task, Trajectory
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test", "test_unseen")
 
@@ -292,10 +293,7 @@ class Session:
                 on_trajectory=keep,
             )
         played = [done[spec.episode_id] for spec in specs]
-        mute = sum(not t.steps and t.termination is TerminationReason.TOKEN_LIMIT for t in played)
-        if mute:
-            self.context.progress.warn(
-                f"{store}: {mute} of {len(played)} episodes ended before their first turn: their prompt and "
-                f"sampling.max_tokens ({self.recipe.sampling.max_tokens}) do not fit the model's context"
-            )
+        for alarm in (mute_alarm(played, self.recipe), timeout_alarm(played, self.recipe)):
+            if alarm is not None:
+                self.context.progress.warn(f"{store}: {alarm}")
         return played
