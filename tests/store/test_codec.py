@@ -1,7 +1,10 @@
 import json
 import math
+import re
+from types import MappingProxyType
 
 import msgspec
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -178,6 +181,53 @@ def test_E07_found_inside_free_parameters(make):
         make().steps[0], action=Action(tool_name="t", parameters={"a": [{"b": math.inf}, "x"]})
     )
     assert find_nonfinite(make(steps=(step,))) == "steps[0].action.parameters.a[0].b"
+
+
+@given(trajectories, st.data())
+def test_E07_one_bad_number_anywhere_is_found_and_named(trajectory, data):
+    bad = data.draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    extra = Action(tool_name="t", parameters=data.draw(hiding_places(bad)))
+    step = Step(index=0, observation="", completion=Completion(text=""), action=extra)
+    broken = msgspec.structs.replace(trajectory, steps=(*trajectory.steps, step))
+    with pytest.raises(StoreError, match=re.escape(find_nonfinite(broken))):
+        encode(broken)
+
+
+def hiding_places(bad):
+    """Parameters that hold `bad` somewhere, among other things."""
+    around = st.lists(values, max_size=2)
+    inside = st.recursive(
+        st.just(bad),
+        lambda inner: (
+            st.tuples(around, inner, around).map(lambda parts: [*parts[0], parts[1], *parts[2]])
+            | st.tuples(texts, inner).map(lambda parts: {parts[0]: parts[1]})
+        ),
+        max_leaves=3,
+    )
+    return inside.map(lambda value: {"a": 1, "b": value})
+
+
+def test_E07_numbers_of_rarer_types_are_looked_at_too(make):
+    class Exact(float):
+        pass
+
+    for bad in (numpy.float64("nan"), Exact("inf"), MappingProxyType({"x": math.nan})):
+        step = msgspec.structs.replace(make().steps[0], action=Action(tool_name="t", parameters={"a": (1, bad)}))
+        with pytest.raises(StoreError, match=r"parameters\.a\[1\]"):
+            encode(make(steps=(step,)))
+
+
+def test_H14_keys_in_enums_and_names_of_parameters_are_found(make):
+    parameters = {"sk-canary0123456789abcdef": 1}
+    step = msgspec.structs.replace(make().steps[0], action=Action(tool_name="t", parameters=parameters))
+    assert b"canary" not in encode(make(steps=(step,)))
+
+
+def test_huge_numbers_whose_sum_overflows_are_finite(make):
+    step = make().steps[0]
+    completion = msgspec.structs.replace(step.completion, logprobs=(-1e308, -1e308, -1e308))
+    trajectory = make(steps=(msgspec.structs.replace(step, completion=completion),))
+    assert decode(encode(trajectory)) == trajectory
 
 
 def test_E07_reading_refuses_nan_literals(make):

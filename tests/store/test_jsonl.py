@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from deedrl.errors import StoreError
-from deedrl.store import TrajectoryStore
+from deedrl.store import TrajectoryStore, jsonl
 from deedrl.store.codec import encode
 
 
@@ -288,6 +288,54 @@ def test_E08_a_broken_later_copy_does_not_win(store, path, make):
     assert [(t.episode_id, t.reward) for t in store] == [("e1", 0.25)]
     report = store.scan()
     assert (report.good, report.duplicates, report.quarantined, report.torn) == (1, 0, 1, 1)
+
+
+@pytest.mark.parametrize("episode_id", ['quo"te', "back\\slash", "новый", "a/b", ""])
+def test_E08_ids_of_any_letters_are_counted_once(path, make, episode_id):
+    store = TrajectoryStore(path)
+    store.append(make(episode_id, reward=0.25))
+    store.append(make(episode_id, reward=0.75))
+    assert [(t.episode_id, t.reward) for t in TrajectoryStore(path)] == [(episode_id, 0.75)]
+
+
+def test_E08_lines_laid_out_by_another_writer_are_counted_once(path, make):
+    TrajectoryStore(path).append(make("e1", reward=0.25))
+    line = json.loads(encode(make("e1", reward=0.75)))
+    other = json.dumps(dict(reversed(line.items())), indent=None).encode()
+    twice = b'{"episode_id":"e0",' + encode(make("e1", reward=0.5))[1:]
+    with path.open("ab") as file:
+        file.write(twice + other + b"\n")
+    assert [(t.episode_id, t.reward) for t in TrajectoryStore(path)] == [("e1", 0.75)]
+
+
+def test_E08_an_episode_id_inside_a_record_is_not_its_own(path, make):
+    step = make().steps[0]
+    action = msgspec.structs.replace(step.action, parameters={"episode_id": "e2"})
+    store = TrajectoryStore(path)
+    store.append_many([make("e1", steps=(msgspec.structs.replace(step, action=action),)), make("e2")])
+    assert ids(TrajectoryStore(path)) == ["e1", "e2"]
+
+
+def test_reading_does_not_change_what_appending_knows(path, make):
+    TrajectoryStore(path).append(make("e1"))
+    with path.open("ab") as file:
+        file.write(encode(make("e2"))[:100])
+    store = TrajectoryStore(path)
+    assert ids(store) == ["e1"]
+    assert not store.append(make("e1"))
+    assert store.append(make("e2"))
+
+
+def test_E14_a_new_file_gets_its_name_synced_too(path, make, monkeypatch):
+    synced = []
+    monkeypatch.setattr(jsonl, "sync_folder", synced.append)
+    store = TrajectoryStore(path, sync_interval_s=0.0)
+    store.append(make("e1"))
+    store.append(make("e2"))
+    assert synced == [path.parent]
+    path.unlink()
+    store.append(make("e3"))
+    assert synced == [path.parent] * 2
 
 
 def test_E08_an_episode_whose_only_line_is_broken_is_not_finished(store, path):

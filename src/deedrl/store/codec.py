@@ -45,11 +45,11 @@ def encode(trajectory: Trajectory) -> bytes:
     Raises StoreError that names the field for NaN, an infinity, or a value JSON has no form for.
     """
     texts: list[str] = []
-    path = _inspect(trajectory, texts)
-    if path is not None:
+    if not _all_finite((trajectory,), texts):
         raise StoreError(
-            f"episode '{trajectory.episode_id}': expected a finite number in {path.lstrip('.')}, got NaN or infinity; "
-            "a value that could not be measured is None (see what produced it: a reward term or a logit overflow)"
+            f"episode '{trajectory.episode_id}': expected a finite number in {find_nonfinite(trajectory)}, got NaN or "
+            "infinity; a value that could not be measured is None (see what produced it: a reward term or a logit "
+            "overflow)"
         )
     try:
         line = _encoder.encode_lines((trajectory,))
@@ -120,37 +120,70 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 # ---------------------------------------------------------------- inspecting
 
+_PLAIN = frozenset({int, bool, type(None)})
+_ROWS = frozenset({tuple, list})
+
+
+def _all_finite(values: Iterable[Any], texts: list[str]) -> bool:
+    """Whether all numbers in and below `values` are finite; `texts` gets every string on the way.
+
+    Done carelessly this costs several times what encoding does. So exact types are asked for first, and rows of numbers
+    are added up instead of looked at one by one.
+    """
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            texts.append(value)
+        elif kind in _PLAIN:
+            continue
+        elif kind is float:
+            if not math.isfinite(value):
+                return False
+        elif kind in _ROWS:
+            if not (_is_numeric(value) and math.isfinite(_total(value))) and not _all_finite(value, texts):
+                return False
+        elif isinstance(value, msgspec.Struct):
+            if not _all_finite(msgspec.structs.astuple(value), texts):
+                return False
+        elif kind is dict:
+            texts.extend([name for name in value if isinstance(name, str)])
+            if not _all_finite(value.values(), texts):
+                return False
+        elif not _all_finite(_as_plain(value), texts):
+            return False
+    return True
+
+
+def _as_plain(value: Any) -> Iterable[Any]:
+    """A value of a rarer type as one or none of the types above (an enum's name, a NumPy float)."""
+    if isinstance(value, str):
+        return (str.__str__(value),)
+    if isinstance(value, float):
+        return (float(value),)
+    if isinstance(value, Mapping):
+        return (dict(value),)
+    return (list(value),) if isinstance(value, list | tuple) else ()
+
 
 def find_nonfinite(value: Any) -> str | None:
     """Path of the first NaN or infinity anywhere in `value`, like ``steps[3].completion.logprobs[17]``; else None."""
-    path = _inspect(value, [])
+    path = _path_of_nonfinite(value)
     return None if path is None else path.lstrip(".") or "the value itself"
 
 
-def _inspect(value: Any, texts: list[str]) -> str | None:
-    """Path of the first non-finite number below `value`; without one, `texts` gets every string on the way."""
-    if isinstance(value, str):
-        texts.append(value)
-        return None
-    if value is None or isinstance(value, int):
-        return None
+def _path_of_nonfinite(value: Any) -> str | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else ""
     if isinstance(value, msgspec.Struct):
-        return _first(((f".{name}", getattr(value, name)) for name in value.__struct_fields__), texts)
-    if isinstance(value, Mapping):
-        texts.extend(name for name in value if isinstance(name, str))
-        return _first(((f".{name}", item) for name, item in value.items()), texts)
-    if isinstance(value, list | tuple):
-        if _is_numeric(value) and math.isfinite(_total(value)):
-            return None
-        return _first(((f"[{index}]", item) for index, item in enumerate(value)), texts)
-    return None
-
-
-def _first(items: Iterable[tuple[str, Any]], texts: list[str]) -> str | None:
-    for name, item in items:
-        below = _inspect(item, texts)
+        parts = [(f".{name}", getattr(value, name)) for name in value.__struct_fields__]
+    elif isinstance(value, Mapping):
+        parts = [(f".{name}", item) for name, item in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return None
+    for name, item in parts:
+        below = _path_of_nonfinite(item)
         if below is not None:
             return name + below
     return None

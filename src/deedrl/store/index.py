@@ -1,4 +1,4 @@
-"""Where each episode lies in a store's file: offsets by episode id, kept up to date by reading only what is new."""
+"""What is in a store's file, found out without reading records in full."""
 
 from __future__ import annotations
 
@@ -26,10 +26,19 @@ class _Head(msgspec.Struct, frozen=True):
 _head_decoder = msgspec.json.Decoder(_Head)
 
 
-class EpisodeIndex:
-    """Offsets of every line that is JSON and names an episode; whether the rest of the line is right is not checked.
+def _head_of(line: bytes) -> _Head | None:
+    """None for a line that is not JSON or names no episode."""
+    try:
+        return _head_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
-    Memory grows with the number of episodes (an id and a number each), not with their length.
+
+class EpisodeIndex:
+    """Ids and origins of every line that is JSON and names an episode; whether the rest is right is not checked.
+
+    Kept up to date by reading only what is new. Memory grows with the number of episodes (an id each), not with
+    their length.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,49 +49,68 @@ class EpisodeIndex:
         self.read_up_to = 0
         """Offset behind the last line that was complete when last looked at."""
         self.size = 0
+        self.exists = False
         self.origins: set[Origin] = set()
-        self._last: dict[str, int] = {}
-        self._earlier: dict[str, list[int]] = {}
+        self._ids: set[str] = set()
 
     def refresh(self) -> None:
         """Takes in what was appended since the last call; starts over if the file became shorter."""
         try:
-            size = self.path.stat().st_size
+            size, exists = self.path.stat().st_size, True
         except FileNotFoundError:
-            size = 0
+            size, exists = 0, False
         if size < self.size:
             self._clear()
-        self.size = size
+        self.size, self.exists = size, exists
         if size == self.read_up_to:
             return
         for offset, line in read_lines(self.path, self.read_up_to, size):
-            self._take(offset, line)
+            head = _head_of(line)
+            if head is not None:
+                self.add(head.episode_id, head.provenance)
             if line.endswith(b"\n"):
                 self.read_up_to = offset + len(line)
         self.size = max(size, self.read_up_to)
 
-    def _take(self, offset: int, line: bytes) -> None:
-        try:
-            head = _head_decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
-        self.add(head.episode_id, offset, head.provenance)
-
-    def add(self, episode_id: str, offset: int, origin: Origin) -> None:
+    def add(self, episode_id: str, origin: Origin) -> None:
         """Notes a line; noting the same line twice changes nothing."""
         self.origins.add(origin)
-        before = self._last.get(episode_id)
-        if before == offset:
-            return
-        if before is not None:
-            self._earlier.setdefault(episode_id, []).append(before)
-        self._last[episode_id] = offset
+        self._ids.add(episode_id)
 
     def __contains__(self, episode_id: str) -> bool:
-        return episode_id in self._last
+        return episode_id in self._ids
 
-    def offsets(self, episode_id: str) -> list[int]:
-        """Offsets of the lines with this id, in file order; empty for an unknown id."""
-        if episode_id not in self._last:
-            return []
-        return [*self._earlier.get(episode_id, ()), self._last[episode_id]]
+
+# ---------------------------------------------------------------- repeated episodes
+
+_FIRST_FIELD = b'{"episode_id":"'
+_FIELD = b'"episode_id":'
+
+
+def repeated_episodes(path: Path, stop: int) -> dict[str, list[int]]:
+    """Offsets of the lines that begin before `stop`, in file order, by the episode id that they share with others.
+
+    A torn line counts too: this is a first look that leaves it to the reader of a record to find that out.
+    """
+    first: dict[str, int] = {}
+    repeated: dict[str, list[int]] = {}
+    for offset, line in read_lines(path, 0, stop):
+        episode_id = _quick_id(line)
+        if episode_id is None:
+            continue
+        before = first.setdefault(episode_id, offset)
+        if before != offset:
+            repeated.setdefault(episode_id, [before]).append(offset)
+    return repeated
+
+
+def _quick_id(line: bytes) -> str | None:
+    """The episode a line names: from its beginning, as this store writes it, else by reading it as JSON."""
+    start = len(_FIRST_FIELD)
+    end = line.find(b'"', start)
+    if line.startswith(_FIRST_FIELD) and end > 0 and line.find(_FIELD, end) < 0:
+        plain = line[start:end]
+        if plain.isascii() and b"\\" not in plain:
+            return plain.decode()
+    head = _head_of(line)
+    return None if head is None else head.episode_id

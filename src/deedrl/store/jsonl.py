@@ -16,18 +16,19 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from deedrl.errors import StoreError
 from deedrl.files import sync_folder
 from deedrl.store import codec
 from deedrl.store.files import append_bytes, read_line_at, read_lines
-from deedrl.store.index import EpisodeIndex, Origin
+from deedrl.store.index import EpisodeIndex, Origin, repeated_episodes
+from deedrl.store.lock import locked
 from deedrl.types import Record, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class TrajectoryStore:
         self.config_hash = config_hash
         self.sync_interval_s = sync_interval_s
         self.quarantine_path = self.path.with_name(f"{self.path.name}.quarantine")
-        self._lock = FileLock(f"{self.path}.lock", timeout=LOCK_TIMEOUT_S)
+        self._lock_path = self.path.with_name(f"{self.path.name}.lock")
         self._index = EpisodeIndex(self.path)
         self._last_sync_s = -math.inf
         if self.path.is_dir():
@@ -114,13 +115,12 @@ class TrajectoryStore:
         records = [self._stamped(trajectory) for trajectory in trajectories]
         lines = [codec.encode(record) for record in records]
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock:
+            with locked(self._lock_path, LOCK_TIMEOUT_S):
                 return self._append_locked(records, lines)
         except Timeout as error:
             raise StoreError(
                 f"expected to lock {self.path} within {LOCK_TIMEOUT_S:.0f} s, but another process holds the lock; "
-                f"find it by who has {self.path}.lock open, end it and run again"
+                f"find it by who has {self._lock_path} open, end it and run again"
             ) from error
         except OSError as error:
             raise StoreError(
@@ -133,13 +133,14 @@ class TrajectoryStore:
         self._refuse_other_runs()
         new_ids = {record.episode_id for record in records if record.episode_id not in self._index}
         up_to_date = self._index.read_up_to == self._index.size
-        offset = self._write(b"".join(lines))
+        data = b"".join(lines)
+        offset = self._write(data)
         if up_to_date:
-            self._note_own(records, lines, offset)
+            self._note_own(records, offset + len(data))
         return len(new_ids)
 
     def _write(self, data: bytes) -> int:
-        created = not self.path.exists()
+        created = not self._index.exists
         with self.path.open("ab+", buffering=0) as file:
             offset = append_bytes(file, data)
             if self._sync_is_due():
@@ -157,13 +158,12 @@ class TrajectoryStore:
         self._last_sync_s = now_s
         return True
 
-    def _note_own(self, records: list[Trajectory], lines: list[bytes], offset: int) -> None:
+    def _note_own(self, records: list[Trajectory], end: int) -> None:
         """Saves the next refresh from reading what this process has just written."""
-        for record, line in zip(records, lines, strict=True):
-            origin = Origin(record.provenance.run_id, record.provenance.config_hash)
-            self._index.add(record.episode_id, offset, origin)
-            offset += len(line)
-        self._index.read_up_to = self._index.size = offset
+        for record in records:
+            self._index.add(record.episode_id, Origin(record.provenance.run_id, record.provenance.config_hash))
+        self._index.read_up_to = self._index.size = end
+        self._index.exists = True
 
     # ---------------------------------------------------------------- whose records
 
@@ -196,8 +196,8 @@ class TrajectoryStore:
 
         Bad lines are skipped with a logged warning each (`scan` lists them); a line of a newer schema raises.
         """
-        keeper = _LastComplete(self._index)
-        for line in self._lines():
+        keeper = self._keeper()
+        for line in self._lines(keeper.size):
             if isinstance(line.content, BadLine):
                 logger.warning("skipped %s", line.content)
             elif keeper.keeps(line.content.episode_id, line.offset):
@@ -212,11 +212,11 @@ class TrajectoryStore:
 
         The store's own file is not touched. A record that another process is writing at this moment counts as torn.
         """
-        keeper = _LastComplete(self._index)
+        keeper = self._keeper()
         counts = {"good": 0, "duplicates": 0, "quarantined": 0, "torn": 0}
         listed: list[BadLine] = []
         with _QuarantineFile(self.quarantine_path) as quarantine:
-            for line in self._lines():
+            for line in self._lines(keeper.size):
                 if isinstance(line.content, BadLine):
                     counts[line.content.kind] += 1
                     quarantine.add(line.content, line.raw)
@@ -227,16 +227,25 @@ class TrajectoryStore:
                     counts["good" if kept else "duplicates"] += 1
         return ScanReport(bad=tuple(listed), **counts)
 
-    def _lines(self) -> Iterator[_Line]:
+    def _lines(self, size: int) -> Iterator[_Line]:
+        if size == 0:
+            return
         try:
-            self._index.refresh()
-            if self._index.size == 0:
-                return
-            for number, (offset, raw) in enumerate(read_lines(self.path, 0, self._index.size), start=1):
+            for number, (offset, raw) in enumerate(read_lines(self.path, 0, size), start=1):
                 if not raw.isspace():
                     yield _Line(offset, raw, self._decoded(raw, number, offset))
         except OSError as error:
-            raise StoreError(f"cannot read {self.path}: {error.strerror or error}") from error
+            raise self._unreadable(error) from error
+
+    def _keeper(self) -> _LastComplete:
+        """Looks through the file as it is now; `size` of what it returns is how far."""
+        try:
+            return _LastComplete(self.path)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> StoreError:
+        return StoreError(f"cannot read {self.path}: {error.strerror or error}")
 
     def _decoded(self, raw: bytes, number: int, offset: int) -> Trajectory | BadLine:
         try:
@@ -252,20 +261,22 @@ class TrajectoryStore:
 class _LastComplete:
     """Decides which of several lines with one episode id is read: the last that is a whole trajectory."""
 
-    def __init__(self, index: EpisodeIndex) -> None:
-        self._index = index
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size = path.stat().st_size if path.exists() else 0
+        self._repeated = repeated_episodes(path, self.size) if self.size else {}
         self._chosen: dict[str, int | None] = {}
 
     def keeps(self, episode_id: str, offset: int) -> bool:
-        offsets = self._index.offsets(episode_id)
-        if len(offsets) == 1:
-            return offsets[0] == offset
+        offsets = self._repeated.get(episode_id)
+        if offsets is None:
+            return True
         if episode_id not in self._chosen:
             self._chosen[episode_id] = self._choose(offsets)
         return self._chosen[episode_id] == offset
 
-    def _choose(self, offsets: list[int]) -> int | None:
-        with self._index.path.open("rb") as file:
+    def _choose(self, offsets: Sequence[int]) -> int | None:
+        with self._path.open("rb") as file:
             for offset in reversed(offsets):
                 try:
                     codec.decode(read_line_at(file, offset))
