@@ -12,6 +12,7 @@ import gymnasium
 import msgspec
 
 from deedrl.environments.contract import checked_verdict
+from deedrl.environments.copies import private_copy
 from deedrl.environments.spaces import AnyText
 from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
 from deedrl.tools.limits import ToolInterrupted
@@ -140,11 +141,11 @@ class Environment(gymnasium.Env[str, Any]):
             self._made_by_init = {key: value for key, value in vars(self).items() if key not in _KEPT}
         task = self._choose_task(dict(options or {}))
         self._episode = _Episode(task, self.tools.restricted(task.tools).bind(self))
-        self.task = copy.deepcopy(task)
+        self.task = private_copy(task)
         fresh = copy.deepcopy(self._class_values)
         vars(self).update({name: value for name, value in fresh.items() if name not in self._made_by_init})
         try:
-            self.setup(copy.deepcopy(task))
+            self.setup(private_copy(task))
         except BaseException as error:
             self._clean_up_after(error)
             raise
@@ -180,7 +181,7 @@ class Environment(gymnasium.Env[str, Any]):
 
     def current_verdict(self) -> Verdict:
         """What `verify` says now, as a checked `Verdict`; progress is finite, in [0, 1], and 1 only when solved."""
-        task = copy.deepcopy(self._running("current_verdict()").task)
+        task = private_copy(self._running("current_verdict()").task)
         return checked_verdict(self.verify(task), type(self).__name__)
 
     def close(self) -> None:
@@ -202,7 +203,7 @@ class Environment(gymnasium.Env[str, Any]):
         if given is not None:
             return read_task(given)
         generated = self.generate_tasks("train", 1, int(self.np_random.integers(2**62)))
-        return copy.deepcopy(generated[0]) if generated else Task.create(prompt="")
+        return private_copy(generated[0]) if generated else Task.create(prompt="")
 
     def _clean_up(self) -> None:
         """Ends the episode: `teardown`, then the attributes and the folder, whatever `teardown` does."""
@@ -258,7 +259,7 @@ def read_action(given: Action | Mapping[str, Any] | str, schemas: Sequence[ToolS
 def read_task(given: Task | Mapping[str, Any]) -> Task:
     """A private copy of a task given as a `Task` or as its JSON object; a missing id is computed."""
     if isinstance(given, Task):
-        return copy.deepcopy(given)
+        return private_copy(given)
     try:
         if "id" in given:
             return msgspec.convert(copy.deepcopy(given), Task)

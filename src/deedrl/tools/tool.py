@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MethodType
 from typing import Any, overload
 
@@ -58,9 +59,12 @@ class Tool:
 
     def bind(self, instance: object) -> Tool:
         """This tool with `instance` as its ``self``; a tool made of a plain function is returned unchanged."""
-        if isinstance(self.function, MethodType) or not takes_self(self.function):
-            return self
-        return replace(self, function=MethodType(self.function, instance))
+        return replace(self, function=MethodType(self.function, instance)) if self._wants_self else self
+
+    @cached_property
+    def _wants_self(self) -> bool:
+        """Kept, since it is asked of every tool at every reset and reading a signature is slow."""
+        return not isinstance(self.function, MethodType) and takes_self(self.function)
 
     def call(self, parameters: Mapping[str, Any]) -> str:
         """Runs the tool and returns its result as text (see `to_text`).
