@@ -38,6 +38,10 @@ class CheckpointError(DeedRLError):
     """A checkpoint is torn, unsafe or does not belong to this run."""
 
 
+class BenchmarkError(DeedRLError):
+    """A benchmark cannot be run as asked, or did other work than its figures would say."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest known name, or the list of known names."""
     names = sorted(known)

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from deedrl.cli import stage
+from deedrl.cli.bench import bench
 from deedrl.cli.export import export
 from deedrl.cli.report import report
 from deedrl.cli.run import run
@@ -84,6 +85,7 @@ def _register() -> None:
         app.command(name, help=help_text)(stage.stage_command(kinds, help_text))
     app.command("report")(report)
     app.command("export")(export)
+    app.add_typer(bench, name="bench")
     for name, module, help_text in _DEFERRED:
         if importlib.util.find_spec(module):
             app.command(name, help=help_text, context_settings=_PASS_ON)(_deferred(name, module))
