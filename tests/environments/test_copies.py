@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deedrl.environments.copies import private_copy
+from deedrl.environments.spaces import AnyText
 from deedrl.types import Task
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
@@ -61,3 +62,13 @@ def test_a_list_where_the_type_asks_for_something_else_is_no_longer_shared(field
     task = Task(id="t", prompt="p", **{field: ["a"]})  # type: ignore[arg-type]
     getattr(private_copy(task), field).append("b")
     assert getattr(task, field) == ["a"]
+
+
+def test_spaces_share_their_letters_and_not_their_random_state() -> None:
+    first, second, third = AnyText(), AnyText(), AnyText()
+    first.seed(3)
+    second.seed(3)
+    drawn = [first.sample() for _ in range(5)]
+    assert third._np_random is None
+    assert [second.sample() for _ in range(5)] == drawn
+    assert copy.deepcopy(third).contains("любой текст")

@@ -23,31 +23,37 @@ LONGEST_WITH_TARGET = 3000
 SHORTEST_HOSTILE = 15_625
 
 _CALL = '{"tool_name":"reply_customer","parameters":{"message":"Hello."}}'
-HOSTILE: dict[str, tuple[str, str]] = {
-    "open braces": ("", "{"),
-    "braces": ("", "{}"),
-    "objects in objects": ("", '{"a":'),
-    "arrays in arrays": ('{"tool_name":', "["),
-    "objects in arrays": ("", '{"a":['),
-    "quotes": ("", '"'),
-    "quotes in a string": ('{"tool_name":"', '"'),
-    "quoted words in a string": ('{"tool_name":"', ' "a" '),
-    "strings in a row": ('{"tool_name":"', '","'),
-    "typographic quotes": ('{"tool_name":“', "“"),
-    "single quotes": ("", "{'a':'b' c"),
-    "backslashes": ('{"tool_name":"', "\\"),
-    "escaped quotes": ('{"tool_name":"', '\\"'),
-    "think tags in strings": ("", '{"tool_name":"</think>'),
-    "open think tags": ("", "<think>"),
-    "closing think tags": ("", "</think>"),
-    "comments": ("", "{/*"),
-    "made-up results": ("", "Observation: \n"),
-    "digits": ('{"tool_name":', "1"),
-    "blanks": ('{"tool_name":"x"', " \t"),
-    "short members": ("", "{x:1,y:"),
-    "many calls": ("", _CALL),
+_WRONG_CALL = '{"tool_name":"escalate","parameters":{"a":1}}'
+HOSTILE: dict[str, tuple[str, str, str]] = {
+    "open braces": ("", "{", ""),
+    "braces": ("", "{}", ""),
+    "objects in objects": ("", '{"a":', ""),
+    "arrays in arrays": ('{"tool_name":', "[", ""),
+    "objects in arrays": ("", '{"a":[', ""),
+    "quotes": ("", '"', ""),
+    "quotes in a string": ('{"tool_name":"', '"', ""),
+    "quoted words in a string": ('{"tool_name":"', ' "a" ', ""),
+    "strings in a row": ('{"tool_name":"', '","', ""),
+    "typographic quotes": ('{"tool_name":“', "“", ""),
+    "single quotes": ("", "{'a':'b' c", ""),
+    "backslashes": ('{"tool_name":"', "\\", ""),
+    "escaped quotes": ('{"tool_name":"', '\\"', ""),
+    "halves of characters": ('{"tool_name":"', "\\ud83c", '"}'),
+    "think tags in strings": ("", '{"tool_name":"</think>', ""),
+    "open think tags": ("", "<think>", ""),
+    "closing think tags": ("", "</think>", ""),
+    "code fences": ("", "```json\n", ""),
+    "comments": ('{"tool_name":"x",', "#\n", ""),
+    "made-up results": ("", "Observation: \n", ""),
+    "digits": ('{"tool_name":', "1", ""),
+    "blanks": ("", " \t", ""),
+    "short members": ("", "{x:1,y:", ""),
+    "a long list": ('{"tool_name":"escalate","parameters":{"order_id":[', "1,", "1]}}"),
+    "a long parameter": ('{"tool_name":"escalate","parameters":{"', "b", '":1}}'),
+    "wrong calls": ("", _WRONG_CALL, ""),
+    "many calls": ("", _CALL, ""),
 }
-"""Name → how a hostile text begins, and what it repeats."""
+"""Name → how a hostile text begins, what it repeats, and how it ends."""
 _VALID_AFTER_ALL = frozenset({"many calls"})
 """The first call of many is run and the others are counted; all other texts hold no action."""
 
@@ -173,8 +179,8 @@ def hostile_lengths(longest: int) -> list[int]:
 
 def hostile_text(name: str, chars: int) -> str:
     """At most so many characters of the kind `name`, whole repetitions only."""
-    start, unit = HOSTILE[name]
-    return start + unit * ((chars - len(start)) // len(unit))
+    start, unit, end = HOSTILE[name]
+    return start + unit * ((chars - len(start) - len(end)) // len(unit)) + end
 
 
 def exponent(lengths: Sequence[float], seconds: Sequence[float]) -> float:

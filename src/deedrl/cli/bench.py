@@ -15,7 +15,7 @@ bench = typer.Typer(help="Measure what DeedRL's parts cost on this machine.", no
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, and nothing else.")]
 RepetitionsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured; medians are shown.")]
 
-_MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+_MARKS = {True: " [green]met[/]", False: " [red]missed[/]", None: ""}
 
 
 @bench.command("runner")
@@ -86,11 +86,17 @@ def show(result: BenchmarkResult, json: bool) -> None:
     from rich.table import Table
 
     table = Table(title=f"deedrl bench {result.benchmark}", title_justify="left")
-    for name in ("measured", "median", "lowest – highest", "unit", "target", ""):
-        table.add_column(name, justify="right" if name in ("median", "lowest – highest") else "left")
+    for name, side in (
+        ("measured", "left"),
+        ("median", "right"),
+        ("range", "right"),
+        ("unit", "left"),
+        ("target", "left"),
+    ):
+        table.add_column(name, justify=side)
     for one in result.figures:
         spread = f"{number(one.low)} – {number(one.high)}"
-        table.add_row(escape(one.name), number(one.median), spread, one.unit, _target(one), _MARKS[one.met])
+        table.add_row(escape(one.name), number(one.median), spread, one.unit, _target(one) + _MARKS[one.met])
     console = Console()
     console.print(table)
     console.print(_machine_line(result), highlight=False, markup=False)

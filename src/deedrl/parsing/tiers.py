@@ -43,14 +43,14 @@ def repaired_action(text: str, tools: Sequence[ToolSchema], finish_reason: Finis
     """
     inner = _unwrapped(text)
     reading = scan(text if inner is None else inner, may_close=finish_reason == "stop")
-    repairs = reading.repairs if inner is None else (*reading.repairs, "action_in_string")
+    repairs = dict.fromkeys(reading.repairs if inner is None else (*reading.repairs, "action_in_string"))
     chosen: Call | None = None
     chosen_repairs: tuple[str, ...] = ()
     refusal: Refusal | None = None
     ignored = reading.invented_results
     for found in reading.objects:
         if not is_attempt(found.value, tools):
-            repairs = (*repairs, "surrounding_text")
+            repairs["surrounding_text"] = None
         elif chosen is not None or (refusal is not None and found.after_result):
             # What follows a tool result the model made up itself rests on that invention.
             ignored += 1
