@@ -2,6 +2,7 @@
 
 import time
 
+import anyio
 import msgspec
 import pytest
 
@@ -9,7 +10,7 @@ from deedrl.environments.isolation import START_LIMIT_S, ProcessEnvironment
 from deedrl.policies.policy import CompletionRequest, ContextFull
 from deedrl.policies.scripted import NoOpPolicy, ScriptedPolicy, SlowPolicy
 from deedrl.rollouts.prompting import check_history
-from deedrl.rollouts.runner import Limits, PromptVariant
+from deedrl.rollouts.runner import Limits, PromptVariant, run_episodes
 from deedrl.types import Completion, Provenance, SamplingParams, TerminationReason
 
 FOREVER = 3600.0
@@ -127,6 +128,35 @@ def test_D06_wall_limit_while_the_policy_samples(kit):
     assert trajectory.steps == ()
     assert trajectory.solved is False
     assert trajectory.failure is None
+
+
+def test_a_time_limit_of_the_policys_own_is_its_failure_and_not_the_episodes_limit(kit):
+    def script(request):
+        raise TimeoutError("the server did not answer")
+
+    trajectory = kit.play_one(script, failures=kit.lenient)
+    assert trajectory.termination is TerminationReason.POLICY_ERROR
+    assert trajectory.failure.kind == "TimeoutError"
+    assert "did not answer" in trajectory.failure.message
+
+
+def test_whoever_cancels_a_run_from_outside_ends_it_while_policies_wait(kit):
+    policy = SlowPolicy(ScriptedPolicy(kit.SOLUTION), delay_s=FOREVER)
+    finished = []
+
+    async def run():
+        with anyio.move_on_after(0.1) as scope:
+            await run_episodes(
+                kit.make_specs(4),
+                environment=kit.CounterDesk,
+                policy=policy,
+                rubric=None,
+                on_trajectory=finished.append,
+            )
+        return scope.cancelled_caught
+
+    assert anyio.run(run)
+    assert finished == []
 
 
 def test_wall_limit_holds_when_nothing_ever_waits(kit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import traceback
@@ -148,11 +149,15 @@ class Episode:
             seed=derive_seed(self.spec.seed, "turn", len(self._steps)),
         )
         try:
-            with anyio.move_on_after(self._remaining_s()):
+            # Every turn pays for this clock; asyncio's costs half of an anyio scope.
+            async with asyncio.timeout(self._remaining_s()) as clock:
                 return await self._policy.complete(request)
         except ContextFull:
             self.ending = TerminationReason.TOKEN_LIMIT
             return None
+        except TimeoutError:
+            if not clock.expired():  # one of the policy's own, of a connection perhaps
+                raise
         self.ending = TerminationReason.TIMEOUT
         return None
 
