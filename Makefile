@@ -6,7 +6,7 @@ EXTRAS ?= train,dev,tensorboard
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup test lint quickstart clean
+.PHONY: setup test lint quickstart bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,12 @@ test: lint
 
 quickstart: $(READY)
 	$(BIN)/deedrl run recipes/quickstart.yaml --out runs/quickstart
+
+# Prints only; files it measures with are temporary. One at a time, on a machine with nothing else to do.
+bench: $(READY)
+	$(BIN)/deedrl bench runner
+	$(BIN)/deedrl bench store
+	$(BIN)/deedrl bench parser
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Tiny models for every folder whose tests need one; torch is imported only by those."""
+"""Tiny models for every folder whose tests need one (torch is imported only by those), and patience for hypothesis."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# An example that takes long says that the machine is busy, not that something is wrong.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 class TinyModels:

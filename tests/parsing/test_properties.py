@@ -94,9 +94,9 @@ def test_the_canonical_text_of_a_result_is_strict_and_the_same_call(noise: str) 
 
 
 UNITS = [
-    "{", '"', "\\", "[", "'", "}", "{}", '{"a":', '{"a":[', "{'a':'b' c", "{“", "{ ", "{/*", "<think>", "</think>", "\n",
-    '{"tool_name":"</think>', '{"tool_name":“</think>', '{"tool_name":"note","parameters":{}}', '{"a":"b","', "“", ",'",
-    "Observation: \n", '" "', '",“', "{'\"", '{"a":"\\"', "{x:1,y:", " \t", "\u3000", "-", "1",
+    "{", '"', "\\", "[", "'", "}", "{}", '{"a":', '{"a":[', "{'a':'b' c", "{“", "{ ", "{/*", "<think>", "</think>",
+    "\n", '{"tool_name":"</think>', '{"tool_name":“</think>', '{"tool_name":"note","parameters":{}}', '{"a":"b","', "“",
+    ",'", "Observation: \n", '" "', '",“', "{'\"", '{"a":"\\"', "{x:1,y:", " \t", "\u3000", "-", "1",
 ]  # fmt: skip
 
 

@@ -231,7 +231,7 @@ def _step_through(specs: list[EpisodeSpec], played: list[Trajectory]) -> None:
 def _requests(trajectory: Trajectory) -> list[CompletionRequest]:
     """The requests of one episode."""
     messages = [Message(role="system", content=Tally.instructions)]
-    requests = []
+    requests: list[CompletionRequest] = []
     for step in trajectory.steps:
         messages.append(Message(role="tool" if requests else "user", content=step.observation))
         requests.append(

@@ -24,7 +24,7 @@ class Tally(Environment):
         self.count = 0
 
     def verify(self, task: Task) -> bool:
-        return self.count == task.goal_state["count"]
+        return bool(self.count == task.goal_state["count"])
 
     def state_hash(self) -> str:
         return str(self.count)

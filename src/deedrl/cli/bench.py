@@ -86,14 +86,11 @@ def show(result: BenchmarkResult, json: bool) -> None:
     from rich.table import Table
 
     table = Table(title=f"deedrl bench {result.benchmark}", title_justify="left")
-    for name, side in (
-        ("measured", "left"),
-        ("median", "right"),
-        ("range", "right"),
-        ("unit", "left"),
-        ("target", "left"),
-    ):
-        table.add_column(name, justify=side)
+    table.add_column("measured")
+    table.add_column("median", justify="right")
+    table.add_column("range", justify="right")
+    table.add_column("unit")
+    table.add_column("target")
     for one in result.figures:
         spread = f"{number(one.low)} – {number(one.high)}"
         table.add_row(escape(one.name), number(one.median), spread, one.unit, _target(one) + _MARKS[one.met])

@@ -84,7 +84,7 @@ class EpisodeIndex:
 # ---------------------------------------------------------------- repeated episodes
 
 _FIRST_FIELD = b'{"episode_id":"'
-_FIELD = b'"episode_id":'
+_SECOND_FIELD = b'","task_id":"'
 
 
 def repeated_episodes(path: Path, stop: int) -> dict[str, list[int]]:
@@ -105,10 +105,10 @@ def repeated_episodes(path: Path, stop: int) -> dict[str, list[int]]:
 
 
 def _quick_id(line: bytes) -> str | None:
-    """The episode a line names: from its beginning, as this store writes it, else by reading it as JSON."""
+    """The episode a line names: from its beginning if this store wrote it, else by reading it as JSON."""
     start = len(_FIRST_FIELD)
     end = line.find(b'"', start)
-    if line.startswith(_FIRST_FIELD) and end > 0 and line.find(_FIELD, end) < 0:
+    if line.startswith(_FIRST_FIELD) and line.startswith(_SECOND_FIELD, end):
         plain = line[start:end]
         if plain.isascii() and b"\\" not in plain:
             return plain.decode()
