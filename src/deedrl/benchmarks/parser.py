@@ -65,7 +65,7 @@ class ParserSettings(Record, frozen=True):
     """Characters of the longest hostile texts; the others have a quarter of that, a sixteenth and so on."""
     calls: int = 1000
     """Of the shortest valid action a repetition; longer ones get fewer."""
-    repetitions: int = 5
+    repetitions: int = 3
 
     def __post_init__(self) -> None:
         least = 4 * SHORTEST_HOSTILE
@@ -195,7 +195,7 @@ def exponent(lengths: Sequence[float], seconds: Sequence[float]) -> float:
 def _growth(name: str, lengths: Sequence[int], repetitions: int, tools: Sequence[ToolSchema]) -> _Growth:
     texts = [hostile_text(name, length) for length in lengths]
     sizes = [len(text) for text in texts]
-    calls = [max(1, lengths[-1] // length) for length in lengths]  # so that each length takes about as long
+    calls = [max(1, lengths[-1] // (4 * length)) for length in lengths]  # short ones take too little to be timed once
 
     def seconds_of(text: str, calls: int) -> float:
         action, spent = timed(lambda: [parse_action(text, tools) for _ in range(calls)][-1])

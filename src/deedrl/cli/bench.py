@@ -63,7 +63,7 @@ def parser(
     json: JsonOption = False,
     longest: Annotated[int, typer.Option(min=1, help="Characters of the longest hostile texts.")] = 1_000_000,
     calls: Annotated[int, typer.Option(min=1, help="Of the shortest valid action; longer ones get fewer.")] = 1000,
-    repetitions: RepetitionsOption = 5,
+    repetitions: RepetitionsOption = 3,
 ) -> None:
     """The action parser: microseconds for valid actions, and how the time of hostile texts grows with their length."""
     from deedrl.benchmarks.parser import ParserSettings, benchmark_parser
