@@ -15,7 +15,8 @@ class AnyText(spaces.Text):
     """Every Python string belongs to it; `sample` draws short printable ASCII."""
 
     def __init__(self) -> None:
-        vars(self).update(_laid_out())
+        for name, value in _laid_out().items():
+            setattr(self, name, value)
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str)
