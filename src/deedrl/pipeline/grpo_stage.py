@@ -99,7 +99,12 @@ def _train_step(
     settings = update_settings(stage, rate)
     counts = selection.counts
     updated = update_policy(
-        learner, selection.samples, settings, reference if stage.kl_coefficient else None, silent_part(stage, counts)
+        learner,
+        selection.samples,
+        settings,
+        reference if stage.kl_coefficient else None,
+        silent_part(stage, counts),
+        at_reference=step == 0,
     )
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
     _warn(session, stage, no_signal, logprob_gap_alarm(updated))
