@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from deedrl.cli.main import main
 from deedrl.environments.environment import Environment
 from deedrl.errors import CheckpointError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.context import StageContext
-from deedrl.pipeline.grpo_stage import sampled_entropy, silent_part, update_settings
+from deedrl.pipeline.grpo_stage import Validations, family_weights, sampled_entropy, silent_part, update_settings
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
@@ -207,6 +208,18 @@ def test_C01_groups_that_a_refill_replaced_are_no_part_of_the_mean(
     found = silent_part(Grpo(tasks_per_step=4), counts)
     assert (found.episodes, found.action_tokens) == pytest.approx((18 * part, 180 * part))
     assert isinstance(found, Silent)
+
+
+def test_families_are_weighted_by_what_the_last_validation_did_not_solve() -> None:
+    assert family_weights({"window": 0.25, "status": 1.0}, 8.0) == {"window": 7.0, "status": 1.0}
+    assert family_weights({"window": 0.25}, 0.0) == {"window": 1.0}
+    assert family_weights({}, 8.0) == {}
+
+
+def test_C17_what_draws_depend_on_is_part_of_the_checkpoint() -> None:
+    held = Validations(step=2, score=0.7, completion=0.75, solved={"window": 0.25})
+    assert Validations.from_state(json.loads(json.dumps(held.state()))) == held
+    assert Validations.from_state({"best_step": 1, "best_score": 0.5, "best_completion": 0.5}).solved == {}
 
 
 def test_entropy_is_the_mean_surprise_of_what_was_sampled() -> None:

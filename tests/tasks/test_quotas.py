@@ -35,6 +35,17 @@ def test_a_draw_of_everything_keeps_every_task_once() -> None:
     assert draw_in_turn(tasks, 4, Random(3)) == draw_in_turn(tasks, 4, Random(3)) != draw_in_turn(tasks, 4, Random(4))
 
 
+def test_a_family_of_twice_the_weight_is_drawn_twice_as_often() -> None:
+    tasks = _tasks(solved=60, hard=60, other=60)
+    weights = {"hard": 4.0, "solved": 1.0}  # one that is missing counts as 1
+    for seed in range(20):
+        counts = Counter(task.family for task in draw_in_turn(tasks, 18, Random(seed), weights))
+        assert counts == {"hard": 12, "solved": 3, "other": 3}
+    drawn = draw_in_turn(_tasks(hard=3, solved=20), 10, Random(1), {"hard": 50.0})
+    assert [task.family for task in drawn] == ["hard"] * 3 + ["solved"] * 7
+    assert draw_in_turn(tasks, 9, Random(5), {"hard": 1.0}) == draw_in_turn(tasks, 9, Random(5))
+
+
 @pytest.mark.parametrize(
     ("shares", "count", "expected"),
     [

@@ -213,6 +213,25 @@ def test_C12_kl_to_the_policy_after_sft_is_zero_at_step_zero(kit, tmp_path):
     assert update_policy(learner, samples, settings(kl_coefficient=0.1), base)["kl"] > 1e-2
 
 
+def test_C12_at_the_reference_the_samples_own_logprobs_stand_for_a_pass_over_it(kit):
+    learners = [Learner(kit.load()) for _ in range(2)]
+    start = kit.parameters(learners[0].loaded).clone()
+    samples = on_policy(kit, learners[0].loaded, advantage=1.0)
+    chosen = settings(kl_coefficient=0.1, updates_per_batch=3)
+    passed, saved = (
+        update_policy(learner, samples, chosen, learner.snapshot(), at_reference=known)
+        for learner, known in zip(learners, (False, True), strict=True)
+    )
+    assert saved == pytest.approx(passed, rel=1e-4, abs=1e-7)
+    assert saved["kl"] > 1e-5
+    one, other = (kit.parameters(learner.loaded) for learner in learners)
+    assert float((one - other).norm()) < 0.01 * float(
+        (one - start).norm()
+    )  # AdamW enlarges rounding of small gradients
+    away = [tensor + 0.1 for tensor in learners[0].snapshot()]
+    assert update_policy(learners[0], samples, chosen, away)["kl"] > 2 * saved["kl"]
+
+
 def test_C12_measuring_against_the_reference_leaves_the_policy_as_it_is(kit):
     loaded = kit.load()
     learner = Learner(loaded)

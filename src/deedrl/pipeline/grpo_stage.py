@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
@@ -28,19 +29,28 @@ from deedrl.types import Task, Trajectory, TrajectoryGroup
 
 ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
 
-TaskSource = Callable[[int, int], list[Task]]
-"""From a step and a number to that many distinct training tasks for it."""
+TaskSource = Callable[[int, int, Mapping[str, float]], list[Task]]
+"""From a step, a number and weights of families to that many distinct training tasks for the step."""
 
 
 def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
     """Trains on the whole training pool; returns the last figures."""
     tasks = session.tasks("train")
-    return train_policy(session, stage, lambda step, count: shuffled_tasks(session, stage.title, tasks, step, count))
+    return train_policy(
+        session, stage, lambda step, count, weights: shuffled_tasks(session, stage.title, tasks, step, count, weights)
+    )
 
 
-def shuffled_tasks(session: Session, stage: str, tasks: Sequence[Task], step: int, count: int) -> list[Task]:
+def shuffled_tasks(
+    session: Session,
+    stage: str,
+    tasks: Sequence[Task],
+    step: int,
+    count: int,
+    weights: Mapping[str, float] | None = None,
+) -> list[Task]:
     """`count` distinct tasks for `step`, drawn from the step's own stream; all of them if there are fewer."""
-    return draw_in_turn(tasks, count, stream(session.recipe.seed, stage, "tasks", step))
+    return draw_in_turn(tasks, count, stream(session.recipe.seed, stage, "tasks", step), weights)
 
 
 def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
@@ -52,10 +62,12 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
     figures: dict[str, float] = {}
     progress = session.context.progress
     if stage.validate_every and start == 0:
-        best = _validated(session, stage, learner, checkpoints, reference, 0, _Best())
+        best = _validated(session, stage, learner, checkpoints, reference, 0, Validations())
     with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
         for step in range(start, stage.steps):
-            figures = _train_step(session, stage, learner, tasks, reference, step)
+            wanted = stage.tasks_per_step * (1 + stage.refill_attempts)
+            supply = tasks(step, wanted, family_weights(best.solved, stage.failure_weight))
+            figures = _train_step(session, stage, learner, supply, reference, step)
             number = step + 1
             session.weights_changed(f"{stage.title}:{number}")
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
@@ -76,10 +88,10 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
 
 
 def _train_step(
-    session: Session, stage: Grpo, learner: Learner, tasks: TaskSource, reference: list[Tensor], step: int
+    session: Session, stage: Grpo, learner: Learner, supply: Sequence[Task], reference: list[Tensor], step: int
 ) -> dict[str, float]:
     """Samples, selects and updates; returns the step's figures."""
-    groups, figures = sample_groups(session, stage, tasks, step)
+    groups, figures = sample_groups(session, stage, supply, step)
     session.rest_policies()
     selection = select(
         groups,
@@ -99,7 +111,12 @@ def _train_step(
     settings = update_settings(stage, rate)
     counts = selection.counts
     updated = update_policy(
-        learner, selection.samples, settings, reference if stage.kl_coefficient else None, silent_part(stage, counts)
+        learner,
+        selection.samples,
+        settings,
+        reference if stage.kl_coefficient else None,
+        silent_part(stage, counts),
+        at_reference=step == 0,
     )
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
     _warn(session, stage, no_signal, logprob_gap_alarm(updated))
@@ -117,6 +134,11 @@ def _train_step(
     )
 
 
+def family_weights(solved: Mapping[str, float], failure_weight: float) -> dict[str, float]:
+    """How often each family is drawn, from the shares of its tasks that are solved: 1 and up."""
+    return {family: 1.0 + failure_weight * (1.0 - share) for family, share in solved.items()}
+
+
 def update_settings(stage: Grpo, learning_rate: float) -> PolicyUpdate:
     """The stage's settings of the same names; `learning_rate` is that of the step. A missing one raises."""
     named = {**asdict(stage), "learning_rate": learning_rate, "normalisation": stage.loss_normalisation}
@@ -131,11 +153,10 @@ def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
 
 
 def sample_groups(
-    session: Session, stage: Grpo, tasks: TaskSource, step: int
+    session: Session, stage: Grpo, supply: Sequence[Task], step: int
 ) -> tuple[list[TrajectoryGroup], dict[str, float]]:
-    """The step's groups, those without a signal replaced by fresh tasks up to `refill_attempts` times."""
+    """The step's groups, those without a signal replaced by fresh tasks of `supply` up to `refill_attempts` times."""
     wanted = stage.tasks_per_step
-    supply = tasks(step, wanted * (1 + stage.refill_attempts))
     kept: list[TrajectoryGroup] = []
     silent: list[TrajectoryGroup] = []
     episodes: list[Trajectory] = []
@@ -204,13 +225,30 @@ def _warn(session: Session, stage: Grpo, *alarms: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class _Best:
+class Validations:
+    """The best validation so far, and by family what the latest one solved."""
+
     step: int = 0
     score: float | None = None
     completion: float | None = None
+    solved: Mapping[str, float] = field(default_factory=dict)
 
-    def state(self) -> dict[str, float | int | None]:
-        return {"best_step": self.step, "best_score": self.score, "best_completion": self.completion}
+    def state(self) -> dict[str, Any]:
+        return {
+            "best_step": self.step,
+            "best_score": self.score,
+            "best_completion": self.completion,
+            "solved_by_family": dict(self.solved),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Validations:
+        return cls(
+            step=int(state.get("best_step", 0)),
+            score=state.get("best_score"),
+            completion=state.get("best_completion"),
+            solved=state.get("solved_by_family", {}),
+        )
 
 
 def _validated(
@@ -220,12 +258,15 @@ def _validated(
     checkpoints: CheckpointFolder,
     reference: list[Tensor],
     step: int,
-    best: _Best,
-) -> _Best:
+    best: Validations,
+) -> Validations:
     metrics = validate(session, stage.title, step, stage.validation_tasks)
     score = held_out_score(metrics)
+    shares = {family: group.completion_rate.value for family, group in metrics.by_family.items()}
+    solved = {family: share for family, share in shares.items() if share is not None}
     if score is not None and (best.score is None or score > best.score):
-        best = _Best(step, score, metrics.completion_rate.value)
+        best = Validations(step, score, metrics.completion_rate.value)
+    best = replace(best, solved=solved)
     checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
     _warn(session, stage, held_out_alarm(session.run.folder, stage.title, step))
     return best
@@ -238,17 +279,16 @@ def _with_reference(learner: Learner, reference: list[Tensor]) -> dict[str, Tens
 
 def _resume(
     session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str, reference: list[Tensor]
-) -> tuple[int, _Best]:
-    """Restores the newest checkpoint, the reference included; (0, no best) if the stage starts afresh."""
+) -> tuple[int, Validations]:
+    """Restores the newest checkpoint, the reference included; (0, no validations) if the stage starts afresh."""
     saved = checkpoints.latest()
     if saved is None:
-        return 0, _Best()
+        return 0, Validations()
     learner.load_tensors(saved.tensors)
     for index, name in enumerate(learner.parameters):
         reference[index] = saved.tensors[f"reference.{name}"]
     session.weights_changed(f"{stage}:{saved.step}")
-    state = saved.state
-    return saved.step, _Best(int(state.get("best_step", 0)), state.get("best_score"), state.get("best_completion"))
+    return saved.step, Validations.from_state(saved.state)
 
 
 def _keep_best(session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str) -> None:

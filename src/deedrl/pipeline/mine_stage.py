@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from deedrl.pipeline.grpo_stage import shuffled_tasks, train_policy
@@ -26,21 +28,22 @@ def mine_stage(session: Session, stage: Mine) -> dict[str, object]:
         return found
     base = session.tasks("train")
 
-    def tasks(step: int, count: int) -> list[Task]:
+    def tasks(step: int, count: int, weights: Mapping[str, float]) -> list[Task]:
         rng = stream(session.recipe.seed, stage.title, "mix", step)
         mixed = training_mix(pool, base, stage.hard_share, rng, count)
         distinct = list({task.id: task for task in mixed}.values())
         known = {task.id for task in distinct}
-        spare = [t for t in shuffled_tasks(session, stage.title, base, step, count * 2) if t.id not in known]
+        spare = [t for t in shuffled_tasks(session, stage.title, base, step, count * 2, weights) if t.id not in known]
         return (distinct + spare)[:count]
 
     return found | train_policy(session, _training_settings(session, stage), tasks)
 
 
 def probe(session: Session, stage: Mine) -> MinedPool:
-    """Plays training tasks several times with the current policy and mines the outcome."""
+    """Plays training tasks several times with the current policy, as training will sample, and mines the outcome."""
     tasks = shuffled_tasks(session, stage.title, session.tasks("train"), -1, stage.tasks)
-    sampling = session.sampling()
+    # At a lower temperature of evaluations a decided policy solves a task always or never.
+    sampling = session.sampling(_training_settings(session, stage).temperature)
     specs = [
         session.spec(task, f"{stage.title}-probe-{task.id}-{attempt}", stage=stage.title, sampling=sampling)
         for task in tasks

@@ -191,6 +191,8 @@ class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
     """Gradient norm is clipped to this."""
     zero_variance_threshold: NonNegative = 1e-6
     """A group whose rewards spread (standard deviation) by less than this carries no signal."""
+    failure_weight: NonNegative = 0.0
+    """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
     refill_attempts: Count = 1
     """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
     validate_every: Count = 5

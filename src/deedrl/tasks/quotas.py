@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from random import Random
 
 from deedrl.errors import TaskError
 from deedrl.types import Task
 
 
-def draw_in_turn(tasks: Sequence[Task], count: int, rng: Random) -> list[Task]:
+def draw_in_turn(
+    tasks: Sequence[Task], count: int, rng: Random, weights: Mapping[str, float] | None = None
+) -> list[Task]:
     """`count` distinct tasks in random order, families and difficulties taking turns; all of them if there are fewer.
 
-    In the few tasks of one optimiser step chance alone would leave some kinds out and repeat others.
+    In the few tasks of one optimiser step chance alone would leave some kinds out and repeat others. `weights` (above
+    0, by family, 1 where a family is missing) make a family's turns come so many times as often.
     """
     kinds: dict[tuple[str, str], list[Task]] = {}
     for task in rng.sample(tasks, len(tasks)):
         kinds.setdefault((task.family, task.difficulty), []).append(task)
-    rounds = zip_longest(*kinds.values())
-    return [task for turn in rounds for task in turn if task is not None][:count]
+    given = weights or {}
+    # Stride scheduling: the n-th turn of a kind is due at (n + 1/2) / weight; what is due first goes first.
+    due = [
+        ((turn + 0.5) / given.get(family, 1.0), task)
+        for (family, _), members in kinds.items()
+        for turn, task in enumerate(members)
+    ]
+    return [task for _, task in sorted(due, key=lambda pair: pair[0])][:count]
 
 
 def apportion(shares: Mapping[str, float], count: int) -> dict[str, int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deedrl.errors import ModelError
+from deedrl.memory import give_back
 from deedrl.policies.local.model import LoadedModel
 from deedrl.training.backend import LogprobModel
 from deedrl.training.packing import Batch
@@ -65,6 +66,9 @@ class Learner:
                 value = loss(batch, logprobs)
                 self._accelerator.backward(value)
                 total += float(value.detach())
+                # Micro-batches differ in shape and so leave holes the next cannot use: 0.6 GB each was seen.
+                del logprobs, value
+                give_back()
             prefix.backward()
         norm = float(self._accelerator.clip_grad_norm_(list(self.parameters.values()), max_grad_norm))
         if not math.isfinite(norm):

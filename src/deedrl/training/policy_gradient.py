@@ -39,18 +39,23 @@ def update_policy(
     settings: PolicyUpdate,
     reference: Sequence[Tensor] | None,
     silent: Silent = NONE_SILENT,
+    at_reference: bool = False,
 ) -> dict[str, float]:
     """Updates the policy once on each of `mini_batches` pieces of `samples`, and passes over them `updates_per_batch`
     times; returns figures (means over action tokens, loss and gradient norm over updates).
 
-    `reference` is a `Learner.snapshot` of the policy that KL is measured to; None leaves KL out of loss and log.
+    `reference` is a `Learner.snapshot` of the policy that KL is measured to; None leaves KL out of loss and log. Where
+    it is the policy that sampled (`at_reference`), its log-probabilities are those of the samples: a pass is saved.
     `silent` are the episodes of the step that are not among the samples because they have no signal.
     """
     if not any(sample.action_tokens for sample in samples):
         return {"empty_batch": 1.0}
     cut = mini_batches(samples, settings.mini_batches)
     pieces = [_packed(piece, settings, silent * (1 / len(cut))) for piece in cut]
-    references = _reference_logprobs(learner, pieces, reference)
+    if at_reference and reference is not None:
+        references = {id(batch): batch.logprobs for batches in pieces for batch in batches}
+    else:
+        references = _reference_logprobs(learner, pieces, reference)
     parts: list[PolicyLoss] = []
 
     def loss(batch: Batch, logprobs: Tensor) -> Tensor:
