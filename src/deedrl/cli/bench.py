@@ -18,6 +18,30 @@ RepetitionsOption = Annotated[int, typer.Option(min=1, help="How often everythin
 _MARKS = {True: " [green]met[/]", False: " [red]missed[/]", None: ""}
 
 
+@bench.command("rollouts")
+def rollouts(
+    json: JsonOption = False,
+    model: Annotated[str, typer.Option(help="embedded, a local folder or a hub id.")] = "embedded",
+    dtype: Annotated[str, typer.Option(help="bf16, fp32 or auto.")] = "auto",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes, all at once.")] = 64,
+    turns: Annotated[list[int] | None, typer.Option(min=2, help="Turns of an episode; may be given again.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens sampled in every turn.")] = 32,
+    repetitions: RepetitionsOption = 3,
+) -> None:
+    """The local policy: tokens a second over whole episodes of several turns on the support desk."""
+    from deedrl.benchmarks.rollouts import RolloutSettings, benchmark_rollouts
+
+    settings = RolloutSettings(
+        model=model,
+        dtype=dtype,
+        episodes=episodes,
+        turns=tuple(turns or (4,)),
+        new_tokens=new_tokens,
+        repetitions=repetitions,
+    )
+    show(benchmark_rollouts(settings), json)
+
+
 @bench.command("runner")
 def runner(
     json: JsonOption = False,

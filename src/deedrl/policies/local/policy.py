@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from deedrl.policies.local.attention import context_limit
@@ -30,13 +31,22 @@ class LocalPolicy:
     """Samples with the model's own weights, many episodes in one batch; implements `Policy`.
 
     Call `weights_changed` after an update. `guided=True` constrains every turn to the schema of an action, which
-    makes the recorded log-probabilities those of the constrained distribution; completions say so.
+    makes the recorded log-probabilities those of the constrained distribution; completions say so. A turn ends with
+    one of `stop_ids`: the template's own end of a turn, if not given.
     """
 
     def __init__(
-        self, model: Any, renderer: Renderer, *, max_rows: int = 64, guided: bool = False, version: str = "0"
+        self,
+        model: Any,
+        renderer: Renderer,
+        *,
+        max_rows: int = 64,
+        guided: bool = False,
+        version: str = "0",
+        stop_ids: Sequence[int] | None = None,
     ) -> None:
-        self._engine = Engine(model, stop_ids=[renderer.turn_end_id], max_rows=max_rows)
+        ends = [renderer.turn_end_id] if stop_ids is None else stop_ids
+        self._engine = Engine(model, stop_ids=ends, max_rows=max_rows)
         self._model = model
         self._renderer = renderer
         self._limit = context_limit(model)
