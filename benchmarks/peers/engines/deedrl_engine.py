@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import deedrl
 from serving import read_work, serve
 
+import deedrl
 from deedrl.benchmarks.rollouts import RolloutSettings, play
 from deedrl.policies.local.model import load_model
 
