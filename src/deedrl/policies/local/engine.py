@@ -107,7 +107,7 @@ class Engine:
         feeds = self._with_guesses([*decoding, *fills])
         if not feeds:
             return []
-        self._store.reserve(max(feed.slots for feed in feeds) + 1)
+        self._store.reserve(len(self._rows), slots=max(feed.slots for feed in feeds) + 1)
         layout = StepLayout(self._store, len(self._rows), feeds[: len(decoding)], feeds[len(decoding) :])
         ids = torch.tensor([token for feed in feeds for token in (*feed.ids, *feed.guesses)])
         hidden = self._weights.hidden(ids[None], layout.positions[None], layout)[0]

@@ -15,10 +15,12 @@ from deedrl.memory import give_back
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask
 
 SLOT_QUANTUM = 128
+FIRST_ROWS = 16
 
 
 class KVStore:
-    """Storage for up to `rows` sequences; own parts grow in steps of `SLOT_QUANTUM` tokens."""
+    """Storage for up to `rows` sequences. It holds no more than was reserved: own parts grow in steps of
+    `SLOT_QUANTUM` tokens, the number of rows doubles."""
 
     def __init__(self, model: Any, rows: int) -> None:
         config = model.config.get_text_config()
@@ -30,30 +32,34 @@ class KVStore:
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.dtype: torch.dtype = model.dtype
         self.rows = rows
+        self.held_rows = 0
         self.slots = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def reserve(self, slots: int) -> None:
-        """Makes room for `slots` own tokens in every row, keeping what is stored."""
-        if slots <= self.slots:
+    def reserve(self, rows: int, *, slots: int = 0) -> None:
+        """Makes room for `slots` own tokens at least in each of the first `rows` rows, keeping what is stored."""
+        slots = max(self.slots, -(-slots // SLOT_QUANTUM) * SLOT_QUANTUM)
+        held = self.held_rows
+        if rows > held:
+            held = min(self.rows, max(rows, 2 * held, FIRST_ROWS))
+        if (held, slots) == (self.held_rows, self.slots):
             return
-        slots = -(-slots // SLOT_QUANTUM) * SLOT_QUANTUM
-        if not self.slots:
-            self.keys, self.values = ([self._empty(slots) for _ in range(self.layers)] for _ in range(2))
+        if not self.keys:
+            self.keys, self.values = ([self._empty(held, slots) for _ in range(self.layers)] for _ in range(2))
         else:
             # One block after the other, so that old and new storage never exist as a whole side by side.
             for blocks in (self.keys, self.values):
                 for layer in range(self.layers):
-                    grown = self._empty(slots)
-                    grown[:, :, : self.slots] = blocks[layer]
+                    grown = self._empty(held, slots)
+                    grown[: self.held_rows, :, : self.slots] = blocks[layer]
                     blocks[layer] = grown
             give_back()
-        self.slots = slots
+        self.held_rows, self.slots = held, slots
 
-    def _empty(self, slots: int) -> Tensor:
+    def _empty(self, rows: int, slots: int) -> Tensor:
         # Zeros, not empty memory: a masked slot holding NaN would still turn weight 0 into NaN.
-        return torch.zeros(self.rows, self.kv_heads, slots, self.size, dtype=self.dtype)
+        return torch.zeros(rows, self.kv_heads, slots, self.size, dtype=self.dtype)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Gives row `target` what row `source` holds in the slots from `start` up to `end`."""

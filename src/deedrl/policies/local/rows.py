@@ -162,6 +162,7 @@ class Rows:
 
     def _open(self, prefix: Prefix | None) -> Row:
         self._rows.append(Row(index=len(self._rows), prefix=prefix))
+        self._store.reserve(len(self._rows))
         return self._rows[-1]
 
 
