@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -79,3 +80,39 @@ def test_what_cannot_be_measured_is_code_2(
 )
 def test_numbers_are_short(value: float, shown: str) -> None:
     assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "figure"),
+    [
+        (
+            "rollouts",
+            ("--episodes", 2, "--turns", 2, "--turns", 3, "--new-tokens", 4),
+            "3 turns: sampled tokens (wall)",
+        ),
+        ("update", ("--tasks", 2, "--siblings", 2, "--shared-tokens", 5, "--own-tokens", 80), "update (wall)"),
+    ],
+)
+def test_benchmarks_of_the_model_take_any_model(
+    command: Command,
+    name: str,
+    options: tuple[object, ...],
+    figure: str,
+    tiny_models: Callable[[list[str]], Any],
+    one_thread: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tiny_models(["You run a shop's support desk. Look up the order, then decide once."] * 9).folder(
+        positions=16_384
+    )
+    assert command("bench", name, "--json", "--repetitions", 1, "--model", folder, *options) == 0
+    result = msgspec.json.decode(capsys.readouterr().out.splitlines()[-1], type=BenchmarkResult)
+    assert result.settings["model"] == str(folder)
+    [found] = [one for one in result.figures if one.name == figure]
+    assert found.median > 0
+
+
+@pytest.mark.parametrize("name", ["rollouts", "update"])
+def test_a_missing_model_is_code_2(command: Command, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("bench", name, "--model", "./nowhere") == 2
+    assert "no model at './nowhere'" in capsys.readouterr().err
