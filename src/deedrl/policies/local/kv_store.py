@@ -14,7 +14,7 @@ from torch import Tensor
 from deedrl.memory import give_back
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask
 
-SLOT_QUANTUM = 128
+SLOT_QUANTUM = 64
 FIRST_ROWS = 16
 
 
