@@ -1,107 +1,113 @@
-"""One writer at a time: threads, processes, forks, and lock files that vanish."""
+"""One writer at a time: threads, processes and forks."""
 
-import errno
-import fcntl
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from filelock import FileLock, Timeout
+from portalocker import Lock
+from portalocker.exceptions import LockException
 
 from deedrl.errors import StoreError
-from deedrl.store import TrajectoryStore, jsonl, lock
-from deedrl.store.lock import locked
+from deedrl.store import TrajectoryStore, jsonl
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "folder" / "t.jsonl.lock"
+def store(tmp_path):
+    return TrajectoryStore(tmp_path / "folder" / "t.jsonl")
 
 
-def test_a_second_holder_waits_until_the_first_is_done(path):
-    order = []
-
-    def second():
-        with locked(path, 10.0):
-            order.append("second")
-
-    with locked(path, 10.0):
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join(0.1)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
+def lock_path(store):
+    return f"{store.path}.lock"
 
 
-def test_it_excludes_filelock_and_filelock_excludes_it(path):
-    with locked(path, 1.0), pytest.raises(Timeout):
-        FileLock(path, timeout=0.05).acquire()
-    with FileLock(path), pytest.raises(Timeout), locked(path, 0.05):
-        pass
+def test_a_writer_waits_until_the_lock_is_given_back(store, make):
+    store.append(make(episode_id="first"))
+    lock = Lock(lock_path(store))
+    with ThreadPoolExecutor() as pool:
+        with lock:
+            writing = pool.submit(store.append, make(episode_id="second"))
+            with pytest.raises(TimeoutError):
+                writing.result(0.1)
+            assert [t.episode_id for t in TrajectoryStore(store.path)] == ["first"]
+        assert writing.result(10)
+    assert [t.episode_id for t in TrajectoryStore(store.path)] == ["first", "second"]
 
 
-def test_a_fork_of_a_holder_keeps_nothing(path):
-    with locked(path, 1.0):
-        child = os.fork()
-        if child == 0:  # lives on with a copy of every descriptor
+def test_threads_of_one_store_exclude_each_other(store, make, monkeypatch):
+    inside, most = [], []
+    write = store._write
+
+    def watched(data):
+        inside.append(1)
+        most.append(len(inside))
+        threading.Event().wait(0.002)
+        inside.pop()
+        return write(data)
+
+    monkeypatch.setattr(store, "_write", watched)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(store.append, [make(episode_id=f"e{i}") for i in range(20)]))
+    assert max(most) == 1
+    assert len(list(TrajectoryStore(store.path))) == 20
+
+
+def test_a_fork_of_a_writer_keeps_nothing(store, make, monkeypatch):
+    children = []
+    write = store._write
+
+    def forking(data):
+        children.append(os.fork())
+        if children[0] == 0:  # lives on with a copy of every descriptor
             threading.Event().wait(30)
             os._exit(0)
+        return write(data)
+
+    monkeypatch.setattr(store, "_write", forking)
+    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 1.0)
     try:
-        with locked(path, 1.0):
-            pass
+        store.append(make(episode_id="one"))
+        monkeypatch.setattr(store, "_write", write)
+        assert store.append(make(episode_id="two"))
     finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+        os.kill(children[0], 9)
+        os.waitpid(children[0], 0)
 
 
-def test_an_exception_inside_gives_the_lock_back(path):
-    with pytest.raises(OSError, match="disk"), locked(path, 1.0):
+def test_a_failed_write_gives_the_lock_back(store, make, monkeypatch):
+    write = store._write
+
+    def full(data):
         raise OSError("disk")
-    with locked(path, 0.0):
-        pass
+
+    monkeypatch.setattr(store, "_write", full)
+    with pytest.raises(StoreError, match="disk"):
+        store.append(make())
+    monkeypatch.setattr(store, "_write", write)
+    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.0)
+    assert store.append(make())
 
 
-def test_a_lock_file_removed_while_someone_waits_excludes_nobody_wrongly(path, monkeypatch):
-    taken = []
-
-    def take_then_lose(descriptor):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        taken.append(os.fstat(descriptor).st_ino)
-        if len(taken) == 1:
-            path.unlink()
-        return True
-
-    monkeypatch.setattr(lock, "_try_to_lock", take_then_lose)
-    with locked(path, 1.0):
-        assert path.stat().st_ino == taken[1]
-
-
-def test_without_flock_filelock_does_it_all(path, monkeypatch):
-    def missing(descriptor):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(lock, "_try_to_lock", missing)
-    with locked(path, 1.0), pytest.raises(Timeout):
-        FileLock(path, timeout=0.05).acquire()
-
-
-def test_no_descriptor_is_left_open(path):
-    with locked(path, 1.0):
-        pass
+def test_no_descriptor_is_left_open(store, make):
+    store.append(make(episode_id="first"))
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        with locked(path, 1.0):
-            pass
+    for index in range(20):
+        store.append(make(episode_id=f"e{index}"))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_lock_that_is_never_given_back_is_told_with_its_path(tmp_path, make, monkeypatch):
+def test_a_lock_that_is_never_given_back_is_told_with_its_path(store, make, monkeypatch):
+    store.append(make(episode_id="first"))
     monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.05)
-    store = TrajectoryStore(tmp_path / "t.jsonl")
-    with (
-        locked(tmp_path / "t.jsonl.lock", 1.0),
-        pytest.raises(StoreError, match=r"another process holds .*jsonl\.lock"),
-    ):
+    with Lock(lock_path(store)), pytest.raises(StoreError, match=r"another process holds .*jsonl\.lock"):
         store.append(make())
     assert store.append(make())
+
+
+def test_a_file_system_without_locks_is_told_at_once(store, make, monkeypatch):
+    def refused(*_, **__):
+        raise LockException("Function not implemented")
+
+    monkeypatch.setattr(jsonl.Lock, "acquire", refused)
+    with pytest.raises(StoreError, match=r"cannot lock .*jsonl\.lock: Function not implemented; put the run on"):
+        store.append(make())

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from filelock import FileLock, Timeout
+from portalocker import LOCK_EX, LOCK_NB, Lock
+from portalocker.exceptions import AlreadyLocked
 
 import deedrl
 from deedrl.config import differences, dump_yaml, read_yaml, to_plain
@@ -52,7 +53,7 @@ class Run:
     `warnings` says in words what was found broken and repaired when the folder was opened.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, lock: FileLock) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, lock: Lock[str]) -> None:
         self.folder = folder
         self.recipe = recipe
         self.config_hash = config_hash(recipe)
@@ -72,10 +73,10 @@ class Run:
         folder = Path(folder)
         _refuse_foreign_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / _LOCK)
+        lock = Lock(folder / _LOCK, flags=LOCK_EX | LOCK_NB, timeout=0)
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
+            lock.acquire()
+        except AlreadyLocked:
             raise ConfigError(
                 f"{folder}: another process is writing this run; wait for it to end or choose another folder"
             ) from None

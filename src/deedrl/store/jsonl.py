@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-from filelock import Timeout
+from portalocker import LOCK_EX, LOCK_NB, Lock
+from portalocker.exceptions import AlreadyLocked, LockException
 
 from deedrl.errors import StoreError
 from deedrl.files import sync_folder
 from deedrl.store import codec
 from deedrl.store.files import append_bytes, read_line_at, read_lines
 from deedrl.store.index import EpisodeIndex, Origin, repeated_episodes
-from deedrl.store.lock import locked
 from deedrl.types import Record, Trajectory
 
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
+LOCK_CHECK_S = 0.005
 MAX_LISTED_BAD_LINES = 100
 
 
@@ -115,18 +116,27 @@ class TrajectoryStore:
         records = [self._stamped(trajectory) for trajectory in trajectories]
         lines = [codec.encode(record) for record in records]
         try:
-            with locked(self._lock_path, LOCK_TIMEOUT_S):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock():
                 return self._append_locked(records, lines)
-        except Timeout as error:
+        except AlreadyLocked as error:
             raise StoreError(
                 f"expected to lock {self.path} within {LOCK_TIMEOUT_S:.0f} s, but another process holds the lock; "
                 f"find it by who has {self._lock_path} open, end it and run again"
+            ) from error
+        except LockException as error:
+            raise StoreError(
+                f"cannot lock {self._lock_path}: {error}; put the run on a file system that has locks"
             ) from error
         except OSError as error:
             raise StoreError(
                 f"cannot write to {self.path}: {error.strerror or error}; the records already there are intact. "
                 "Free space or fix the permissions, then give the same command again to resume"
             ) from error
+
+    def _lock(self) -> Lock[str]:
+        """A new one each time: threads that share one would not exclude each other."""
+        return Lock(self._lock_path, flags=LOCK_EX | LOCK_NB, timeout=LOCK_TIMEOUT_S, check_interval=LOCK_CHECK_S)
 
     def _append_locked(self, records: list[Trajectory], lines: list[bytes]) -> int:
         self._index.refresh()

