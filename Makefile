@@ -6,7 +6,7 @@ EXTRAS ?= train,dev,tensorboard
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup test lint quickstart bench clean
+.PHONY: setup test lint quickstart bench bench-peers clean
 
 setup: $(READY)
 
@@ -33,6 +33,20 @@ bench: $(READY)
 	$(BIN)/deedrl bench runner
 	$(BIN)/deedrl bench store
 	$(BIN)/deedrl bench parser
+	$(BIN)/deedrl bench rollouts --turns 2 --turns 4 --turns 8 --turns 16
+	$(BIN)/deedrl bench update
+
+# Other libraries on the same work, in turn with ours; each is installed into .peers/ first. About an hour.
+PEERS := trl vllm llamacpp
+bench-peers: $(READY)
+	mkdir -p .peers
+	for peer in $(PEERS); do test -d .peers/$$peer || $(BIN)/python benchmarks/peers/install.py $$peer || exit 1; done
+	$(BIN)/python benchmarks/peers/workload.py rollouts --out .peers/rollouts.json
+	for peer in generate $(PEERS); do \
+		$(BIN)/python benchmarks/peers/compare.py $$peer --workload .peers/rollouts.json --pairs 3 || exit 1; \
+	done
+	$(BIN)/python benchmarks/peers/workload.py update --out .peers/update.json
+	$(BIN)/python benchmarks/peers/compare.py trl --workload .peers/update.json --pairs 3
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
