@@ -87,6 +87,7 @@ def test_C02_group_of_one_is_refused() -> None:
         ("stages.grpo.advantage=gae", "expected one of dr_grpo, grpo, rloo; got 'gae'"),
         ("stages.grpo.patience_steps=5", None),
         ("stages.sft.epochs=2", "expected exactly one of steps and epochs"),
+        ("stages.sft.target_completion=0.7", "stages.sft.target_completion: expected validate_every above 0"),
         ("stages.sft.final_learning_rate=1", "expected at most learning_rate"),
         ("tasks.validation=0", "validation needs tasks"),
         ("tasks.test_unseen=0", None),

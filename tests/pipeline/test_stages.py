@@ -22,7 +22,7 @@ from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
 from deedrl.evaluation.figures import share
 from deedrl.evaluation.metrics import compute_metrics
-from deedrl.pipeline import grpo_stage
+from deedrl.pipeline import grpo_stage, sft_stage
 from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
@@ -389,6 +389,34 @@ def test_C15_a_resume_at_the_end_of_a_pass_trains_exactly_the_steps_that_are_lef
     assert rates[0] == rates[1]
     one, other = (load_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("straight", "resumed"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_sft_ends_at_the_first_validation_that_reaches_its_target(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """Validated every second step at 0.5, 0.75 and (never asked for) 1.0; a resume ends there too."""
+    solved = {2: 2, 4: 3, 6: 4}
+    episodes = compute_metrics([])
+
+    def validation(session: Any, stage: str, step: int, tasks: int) -> Any:
+        return msgspec.structs.replace(episodes, completion_rate=share([index < solved[step] for index in range(4)]))
+
+    monkeypatch.setattr(sft_stage, "validate", validation)
+    overrides = ["stages.cold_start.tasks=0", "stages.cold_start.demonstrations=8", "stages.sft.validate_every=2"]
+    recipe = load_recipe(recipe_file, [*overrides, "stages.sft.target_completion=0.75"])
+    stages = ["cold_start", "sft"]
+    if interrupted:
+        with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
+            run_recipe(recipe, run, Interrupting("sft", at=4), only=stages)
+    with Run.open(tmp_path / "run", recipe) as run:
+        run_recipe(recipe, run, make_progress("quiet"), only=stages)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["stage"] == "sft"] == [1, 2, 3, 4]
+    assert read_metrics(tmp_path / "run")["sft/validation_completion"] == {2: 0.5, 4: 0.75}
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    [ended] = [event for event in events if event["event"] == "stage_finished" and event["stage"] == "sft"]
+    assert ended["metrics"]["steps"] == 4
 
 
 def test_E08_a_run_that_fails_inside_grpo_resumes_to_the_same_parameters(

@@ -19,50 +19,60 @@ from deedrl.training.sft import batch_order, sft_update
 
 
 def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
-    """Trains on the stored positives and saves the adapter; returns the last figures."""
+    """Trains on the stored positives and saves the adapter; returns the last figures, and the steps taken."""
     samples = sft_samples(session)
     steps = stage.steps or max(1, math.ceil((stage.epochs or 1.0) * len(samples) / stage.batch_size))
     order = batch_order(len(samples), stage.batch_size, steps, session.context.seed("sft", stage.title))
     session.rest_policies()
     learner = Learner(session.loaded)
     checkpoints = session.checkpoints(stage.title)
-    start = 0
+    start, score = 0, None
     if (saved := checkpoints.latest()) is not None:
         learner.load_tensors(saved.tensors)
-        start = saved.step
+        start, score = saved.step, saved.score
         session.weights_changed(f"{stage.title}:{start}")
+    done = start
     figures: dict[str, float] = {}
-    progress = session.context.progress
-    with progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
+    with session.context.progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
         for step, batch in enumerate(islice(order, start, None), start=start):
-            rate = scheduled_rate(
-                step,
-                steps,
-                peak=stage.learning_rate,
-                final=stage.final_learning_rate,
-                schedule=stage.schedule,
-                warmup=stage.warmup_steps,
-            )
-            stats = sft_update(
-                learner,
-                [samples[index] for index in batch],
-                learning_rate=rate,
-                max_grad_norm=stage.max_grad_norm,
-                micro_batch_tokens=stage.micro_batch_tokens,
-            )
-            figures = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": rate}
-            session.weights_changed(f"{stage.title}:{step + 1}")
+            if stage.good_enough(score):
+                break
+            done = step + 1
+            figures = _one_step(session, stage, learner, [samples[index] for index in batch], step, steps)
             score = None
-            if stage.validate_every and (step + 1) % stage.validate_every == 0:
-                metrics = validate(session, stage.title, step + 1, stage.validation_tasks)
-                score = metrics.completion_rate.value
+            if stage.validate_every and done % stage.validate_every == 0:
+                score = validate(session, stage.title, done, stage.validation_tasks).completion_rate.value
+                session.rest_policies()
                 figures["validation_completion"] = score or 0.0
-            session.context.tracker.log(figures, step=step + 1, stage=stage.title)
-            if (step + 1) % session.recipe.checkpoints.every_steps == 0 or step + 1 == steps:
-                checkpoints.save(step + 1, learner.tensors(), {}, score)
-            bar.advance(loss=stats.loss)
+            session.context.tracker.log(figures, step=done, stage=stage.title)
+            if done % session.recipe.checkpoints.every_steps == 0 or done == steps or stage.good_enough(score):
+                checkpoints.save(done, learner.tensors(), {}, score)
+            bar.advance(loss=figures["loss"])
     session.save_policy()
-    return figures | {"samples": float(len(samples)), "steps": float(steps)}
+    return figures | {"samples": float(len(samples)), "steps": float(done)}
+
+
+def _one_step(
+    session: Session, stage: Sft, learner: Learner, batch: Sequence[TrainingSample], step: int, steps: int
+) -> dict[str, float]:
+    """Update number `step` (from 0) of `steps`, and its figures."""
+    rate = scheduled_rate(
+        step,
+        steps,
+        peak=stage.learning_rate,
+        final=stage.final_learning_rate,
+        schedule=stage.schedule,
+        warmup=stage.warmup_steps,
+    )
+    stats = sft_update(
+        learner,
+        batch,
+        learning_rate=rate,
+        max_grad_norm=stage.max_grad_norm,
+        micro_batch_tokens=stage.micro_batch_tokens,
+    )
+    session.weights_changed(f"{stage.title}:{step + 1}")
+    return {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": rate}
 
 
 def sft_samples(session: Session) -> list[TrainingSample]:

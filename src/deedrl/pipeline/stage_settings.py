@@ -135,6 +135,15 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
     """Steps between validations; 0 means never."""
     validation_tasks: PositiveInt = 32
     """Validation tasks played each time."""
+    target_completion: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """The stage ends at the first validation that reaches this: what is learnt by imitation varies with the
+    demonstrations drawn, and reinforcement has little to tell from a policy that succeeds almost always."""
+
+    def good_enough(self, completion: float | None) -> bool:
+        """Whether a validated completion (None: there was no validation) ends the stage."""
+        if completion is None or self.target_completion is None:
+            return False
+        return completion >= self.target_completion
 
     def validate(self, path: str) -> None:
         given = [name for name in ("steps", "epochs") if getattr(self, name) is not None]
@@ -143,6 +152,11 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
             self.final_learning_rate <= self.learning_rate,
             f"{path}.final_learning_rate",
             f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
+        )
+        require(
+            self.target_completion is None or self.validate_every > 0,
+            f"{path}.target_completion",
+            "expected validate_every above 0 with it, or no validation could reach it; set validate_every",
         )
 
 
