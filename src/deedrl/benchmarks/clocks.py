@@ -121,7 +121,7 @@ def _finish(policy: Policy, request: CompletionRequest) -> Completion:
     """Runs the coroutine of a policy that never waits to its end."""
     coroutine = policy.complete(request)
     try:
-        coroutine.send(None)  # type: ignore[attr-defined]
+        coroutine.send(None)
     except StopIteration as ended:
         return ended.value  # type: ignore[no-any-return]
     raise RuntimeError("expected a policy that answers at once, got one that waits; its time cannot be told apart")

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 from portalocker import LOCK_EX, LOCK_NB, Lock
@@ -53,7 +53,7 @@ class Run:
     `warnings` says in words what was found broken and repaired when the folder was opened.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, lock: Lock[str]) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, lock: Lock[IO[str]]) -> None:
         self.folder = folder
         self.recipe = recipe
         self.config_hash = config_hash(recipe)

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import msgspec
 from portalocker import LOCK_EX, LOCK_NB, Lock
@@ -134,7 +134,7 @@ class TrajectoryStore:
                 "Free space or fix the permissions, then give the same command again to resume"
             ) from error
 
-    def _lock(self) -> Lock[str]:
+    def _lock(self) -> Lock[IO[str]]:
         """A new one each time: threads that share one would not exclude each other."""
         return Lock(self._lock_path, flags=LOCK_EX | LOCK_NB, timeout=LOCK_TIMEOUT_S, check_interval=LOCK_CHECK_S)
 
