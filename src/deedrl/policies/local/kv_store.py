@@ -48,13 +48,14 @@ class KVStore:
         if not self.keys:
             self.keys, self.values = ([self._empty(held, slots) for _ in range(self.layers)] for _ in range(2))
         else:
-            # One block after the other, so that old and new storage never exist as a whole side by side.
-            for blocks in (self.keys, self.values):
-                for layer in range(self.layers):
+            # Layer by layer, so that old and new storage never exist as a whole side by side: blocks that are freed
+            # are too small for the new ones, and the system only gets them back when it is told to take them.
+            for layer in range(self.layers):
+                for blocks in (self.keys, self.values):
                     grown = self._empty(held, slots)
                     grown[: self.held_rows, :, : self.slots] = blocks[layer]
                     blocks[layer] = grown
-            give_back()
+                give_back()
         self.held_rows, self.slots = held, slots
 
     def _empty(self, rows: int, slots: int) -> Tensor:
