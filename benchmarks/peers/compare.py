@@ -3,7 +3,7 @@
     python benchmarks/peers/compare.py trl --workload /tmp/rollouts.json --pairs 5
 
 Each engine is a process of its own in its own virtual environment (`install.py`); only one works at a time. Loading a
-model and a first unmeasured repetition are not counted.
+model is not counted, nor is a first repetition unless `--cold` asks for it.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Engine:
         return json.loads(line)
 
 
-def compare(ours: Engine, peer: Engine, pairs: int) -> dict[str, Any]:
-    """Measures `pairs` pairs after a first unmeasured one; both must have sampled as many tokens."""
-    for engine in (ours, peer):
+def compare(ours: Engine, peer: Engine, pairs: int, warm_up: bool) -> dict[str, Any]:
+    """Measures `pairs` pairs, where asked after a first unmeasured one; both must have done as many tokens."""
+    for engine in (ours, peer) if warm_up else ():
         engine.run()
     measured = []
     for _ in range(pairs):
@@ -83,6 +83,7 @@ def compare(ours: Engine, peer: Engine, pairs: int) -> dict[str, Any]:
         "peer": peer.name,
         "median_ratio": statistics.median(ratios),
         "ratios": ratios,
+        "warm_up": warm_up,
         "tokens": measured[0][0]["tokens"],
         "seconds": {
             ours.name: [one["seconds"] for one, _ in measured],
@@ -98,11 +99,12 @@ def main() -> None:
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--workload", type=Path, required=True, help="from workload.py")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="no unmeasured repetition first: for peers that take long")
     parser.add_argument("--out", type=Path, help="a file for everything measured, as JSON")
     options = parser.parse_args()
     engines = [Engine(name, options.workload) for name in ("deedrl", options.peer)]
     try:
-        result = compare(*engines, options.pairs)
+        result = compare(*engines, options.pairs, warm_up=not options.cold)
     finally:
         for engine in engines:
             engine.stop()
