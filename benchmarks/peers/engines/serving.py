@@ -20,15 +20,18 @@ def read_work() -> dict[str, Any]:
     return json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 
 
+# Before an engine's library is imported, for some print while they are: its own words go to stderr.
+_ANSWERS = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+
 class Requests:
-    """Stdin and stdout of an engine. What it prints itself goes to stderr.
+    """Stdin and stdout of an engine. What its library prints goes to stderr.
 
     `facts` (versions, settings) are told once, when the engine is ready.
     """
 
     def __init__(self, **facts: Any) -> None:
-        self._answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
         self._began = 0.0
         self._tell({"ready": facts})
 
@@ -45,8 +48,8 @@ class Requests:
         self._tell({"seconds": seconds, "tokens": tokens, "peak_gb": peak_gb})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        self._answers.write(json.dumps(message) + "\n")
-        self._answers.flush()
+        _ANSWERS.write(json.dumps(message) + "\n")
+        _ANSWERS.flush()
 
 
 def serve(play: Callable[[], int], **facts: Any) -> None:

@@ -8,9 +8,8 @@ import os
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
-import vllm
-from serving import play_turn_by_turn, read_work, serve
-from vllm import LLM, SamplingParams
+from serving import play_turn_by_turn, read_work, serve  # first: vLLM prints while it is imported
+from vllm import LLM, SamplingParams, __version__
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
         engine.reset_prefix_cache()  # each repetition begins with nothing, as ours does after an update
         return play_turn_by_turn(work, sample)
 
-    serve(play, vllm=vllm.__version__)
+    serve(play, vllm=__version__)
 
 
 if __name__ == "__main__":
