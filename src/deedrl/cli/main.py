@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from deedrl.cli import stage
 from deedrl.cli.export import export
+from deedrl.cli.plan import plan
 from deedrl.cli.report import report
 from deedrl.cli.run import run
 from deedrl.errors import DeedRLError
@@ -82,6 +83,7 @@ def _register() -> None:
     app.command("run")(run)
     for name, (kinds, help_text) in stage.COMMANDS.items():
         app.command(name, help=help_text)(stage.stage_command(kinds, help_text))
+    app.command("plan")(plan)
     app.command("report")(report)
     app.command("export")(export)
     for name, module, help_text in _DEFERRED:
