@@ -233,13 +233,18 @@ def measured(case: Case) -> float:
 def estimated(case: Case) -> float:
     """What the plan says about the same: the phase that the case runs, and what is held in all of them."""
     settings = MemorySettings(
-        algorithm="grpo", tuning=case.tuning, rank=RANK, bf16=False, gpus=0, load=case.load, mapped=case.mapped
+        samples=case.samples,
+        reference=not case.samples,
+        critic=False,
+        tuning=case.tuning,
+        rank=RANK,
+        bf16=False,
+        gpus=0,
+        load=case.load,
+        mapped=case.mapped,
     )
     parts = memory(case.shape, settings)
-    if not case.samples:
-        return parts.update_peak
-    # No learner in that process: no optimiser, and no copy of what is trained.
-    return parts.sampling_peak - parts.optimiser - parts.reference
+    return parts.sampling_alone if case.samples else parts.update_peak
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

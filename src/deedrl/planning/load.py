@@ -27,6 +27,8 @@ class Load(Settings, frozen=True, kw_only=True):
     """What every episode begins with."""
     own_tokens: PositiveInt = OWN_TOKENS
     """An episode's tokens after the prefix: task, turns and what the tools said."""
+    longest_tokens: Count = 0
+    """As `own_tokens`, of the longest episode in flight: the cache gives every row as much. 0: all are alike."""
     episodes: PositiveInt = 48
     """Episodes of a step."""
     group_size: PositiveInt = 6

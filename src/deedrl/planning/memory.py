@@ -15,7 +15,6 @@ from deedrl.config import PositiveInt, Settings
 from deedrl.planning.load import Load, MicroBatch, micro_batch
 from deedrl.planning.shape import ModelShape
 
-Algorithm = Literal["sft", "grpo", "dpo", "ppo"]
 Tuning = Literal["lora", "full"]
 
 FLOAT = 4
@@ -47,7 +46,13 @@ GPU_HOLES = 1.1
 class MemorySettings(Settings, frozen=True, kw_only=True):
     """What decides about memory beside the model's shape."""
 
-    algorithm: Algorithm
+    samples: bool
+    """Episodes are sampled in the same process."""
+    reference: bool
+    """A second pass over the batch, with the trained parameters as they were at the start."""
+    critic: bool
+    """A second model of the same shape is trained beside, with a value head of no size to speak of. Its updates come
+    after the policy's, so that activations of only one exist."""
     tuning: Tuning
     rank: PositiveInt
     """Of the LoRA adapter on all linear layers; without meaning where all weights are trained."""
@@ -113,6 +118,11 @@ class Memory(Settings, frozen=True, kw_only=True):
         return self.held + self.cache + self.sampling_weights + self.sampling_work
 
     @property
+    def sampling_alone(self) -> float:
+        """The most where nothing is trained."""
+        return self.sampling_peak - self.optimiser - self.reference - self.critic
+
+    @property
     def peak(self) -> float:
         return max(self.update_peak, self.sampling_peak)
 
@@ -125,20 +135,19 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
     base = shape.parameters * settings.width / parts if lora else 0.0
     # A cut model is put together layer by layer, and for the embeddings.
     gathered = max(2 * shape.layer_linear, shape.embedding) * settings.width if parts > 1 else 0.0
-    samples, has_reference = settings.algorithm in ("grpo", "ppo"), settings.algorithm != "sft"
-    critics = 1 if settings.algorithm == "ppo" else 0
+    samples = settings.samples
     batch = micro_batch(settings.load)
     forward = forward_bytes(shape, settings, batch)
     return Memory(
         process=GPU_PROCESS if settings.gpus else PROCESS,
         weights=base + trained + gathered,
         optimiser=2 * trained,
-        reference=trained if has_reference else 0.0,
-        critic=critics * (base + 3 * trained),
+        reference=trained if settings.reference else 0.0,
+        critic=base + 3 * trained if settings.critic else 0.0,
         gradients=trained,
         activations=activation_bytes(shape, settings, batch),
         logits=logits_bytes(shape, settings),
-        reference_pass=trained + forward if has_reference else 0.0,
+        reference_pass=trained + forward if settings.reference else 0.0,
         cache=cache_bytes(shape, settings) / parts if samples else 0.0,
         sampling_weights=copied_bytes(shape, settings) if samples and not settings.gpus else 0.0,
         sampling_work=sampling_work_bytes(shape, settings) if samples else 0.0,
@@ -210,7 +219,7 @@ def _layer_values(shape: ModelShape) -> int:
 def cache_bytes(shape: ModelShape, settings: MemorySettings) -> float:
     """Keys and values: of the prefix once, of every episode in flight in whole steps."""
     load = settings.load
-    slots = -(-(load.own_tokens + 1) // SLOT_QUANTUM) * SLOT_QUANTUM
+    slots = -(-(max(load.own_tokens, load.longest_tokens) + 1) // SLOT_QUANTUM) * SLOT_QUANTUM
     rows = min(load.concurrency, load.episodes)
     return (load.prefix_tokens + rows * slots) * 2 * shape.layers * shape.kv_width * settings.width
 

@@ -8,9 +8,10 @@ from deedrl.config import PositiveInt, Settings
 from deedrl.errors import ConfigError
 from deedrl.planning.load import OWN_TOKENS, TURN_TOKENS, TURNS, Load
 from deedrl.planning.machine import Machine, throughput
-from deedrl.planning.memory import Algorithm, Memory, MemorySettings, Tuning, memory
+from deedrl.planning.memory import Memory, MemorySettings, Tuning, memory
 from deedrl.planning.shape import ModelShape
 
+Algorithm = Literal["sft", "grpo", "dpo", "ppo"]
 DType = Literal["auto", "bf16", "fp32"]
 SAMPLED_SHARE = TURNS * TURN_TOKENS / OWN_TOKENS
 """Of an episode's own tokens, the share that is sampled rather than read."""
@@ -37,10 +38,17 @@ class Request(Settings, frozen=True, kw_only=True):
         return self.tuning == "lora" and (self.dtype == "bf16" or automatic)
 
     @property
+    def samples(self) -> bool:
+        """Whether the policy plays the episodes it learns from."""
+        return self.algorithm in ("grpo", "ppo")
+
+    @property
     def memory(self) -> Memory:
         """Of the machine, or of each GPU."""
         settings = MemorySettings(
-            algorithm=self.algorithm,
+            samples=self.samples,
+            reference=self.algorithm != "sft",
+            critic=self.algorithm == "ppo",
             tuning=self.tuning,
             rank=self.rank,
             bf16=self.bf16,
@@ -103,7 +111,7 @@ def step_time(request: Request) -> StepTime:
     parameters, groups = request.shape.parameters, -(-load.episodes // load.group_size)
     shared = load.prefix_tokens + groups * load.task_tokens
     learnt = shared + load.episodes * (load.own_tokens - load.task_tokens)
-    sampled = load.episodes * load.own_tokens * SAMPLED_SHARE if request.algorithm in ("grpo", "ppo") else 0.0
+    sampled = load.episodes * load.own_tokens * SAMPLED_SHARE if request.samples else 0.0
     read = max(learnt - sampled, 0.0) if sampled else 0.0
     passes = 4 if request.tuning == "lora" else 6
     if request.algorithm == "ppo":

@@ -65,7 +65,7 @@ def _smaller_micro_batches(request: Request) -> Iterator[Request]:
 
 
 def _fewer_at_once(request: Request) -> Iterator[Request]:
-    if request.algorithm in ("grpo", "ppo"):
+    if request.samples:
         for rows in _halves(min(request.load.concurrency, request.load.episodes), 1):
             yield replace(request, load=replace(request.load, concurrency=rows))
 
