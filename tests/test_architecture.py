@@ -37,6 +37,7 @@ ROWS = {
     "deedrl.training": 4,
     "deedrl.evaluation": 4,
     "deedrl.diagnosis": 4,
+    "deedrl.planning": 4,
     "deedrl.pipeline": 5,
     "deedrl.reports": 6,
     "deedrl.integrations": 6,

@@ -1,26 +1,14 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deedrl.pipeline.cost import (
-    CPU_FP32,
-    EMBEDDED,
-    GIB,
-    OBSERVATION_TOKENS,
-    PREFIX_TOKENS,
-    PROCESS_BYTES,
-    TASK_TOKENS,
-    Machine,
-    detect_machine,
-    estimate,
-    estimate_text,
-    model_shape,
-)
+from deedrl.pipeline.cost import estimate, estimate_text
 from deedrl.pipeline.recipe import Recipe, recipe_from
+from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS
+from deedrl.planning.machine import CPU_FP32, GIB, Machine
+from deedrl.planning.shape import EMBEDDED
 
 LAPTOP = Machine(cores=1, memory_bytes=8 * GIB, fast_bf16=False)
 
@@ -39,9 +27,27 @@ def test_baseline_time_by_hand() -> None:
     assert cost.seconds == pytest.approx(expected)
 
 
-def test_weights_memory_by_hand() -> None:
-    cost = estimate(made({"stage": "baseline"}, model={"path": "embedded", "dtype": "fp32"}), LAPTOP)
-    assert cost.weights_bytes == EMBEDDED.parameters * 4 + PROCESS_BYTES
+def test_memory_of_sampling_alone_has_no_optimiser() -> None:
+    recipe = made({"stage": "baseline"}, model={"path": "embedded", "dtype": "fp32"})
+    cost = estimate(recipe, LAPTOP)
+    parts = cost.memory
+    assert cost.memory_bytes == pytest.approx(
+        parts.process + parts.weights + parts.cache + parts.sampling_weights + parts.sampling_work
+    )
+
+
+def test_memory_is_that_of_the_stage_which_takes_most() -> None:
+    small = {"stage": "sft", "steps": 1, "micro_batch_tokens": 512}
+    large = {"stage": "grpo", "micro_batch_tokens": 8192}
+    both = estimate(made(small, large), LAPTOP).memory_bytes
+    assert both == estimate(made(large), LAPTOP).memory_bytes
+    assert both > estimate(made(small), LAPTOP).memory_bytes
+
+
+def test_the_longest_episode_decides_about_the_cache() -> None:
+    short = estimate(made({"stage": "baseline"}, limits={"max_steps": 2}), LAPTOP)
+    long = estimate(made({"stage": "baseline"}, limits={"max_steps": 12}), LAPTOP)
+    assert long.memory.cache > 2 * short.memory.cache
 
 
 def test_twice_the_cores_take_half_the_time() -> None:
@@ -69,30 +75,3 @@ def test_a_large_model_on_a_laptop_does_not_fit_and_says_so() -> None:
     text = "\n".join(estimate_text(cost, LAPTOP))
     assert "does NOT fit" in text
     assert "guessed from its name" in text
-
-
-@pytest.mark.parametrize(("path", "parameters"), [("a/b-7B", 7e9), ("Qwen2.5-0.5B-Instruct", 0.5e9), ("m-360M", 360e6)])
-def test_size_is_read_from_a_name(path: str, parameters: float) -> None:
-    shape = model_shape(path)
-    assert shape.parameters == pytest.approx(parameters)
-    assert not shape.known
-
-
-def test_shape_is_read_from_a_local_folder(tmp_path: Path) -> None:
-    config = {
-        "hidden_size": 576,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert model_shape(str(tmp_path)).parameters == pytest.approx(EMBEDDED.parameters, rel=0.01)
-
-
-def test_this_machine_is_described() -> None:
-    machine = detect_machine()
-    assert machine.cores >= 1
-    assert machine.memory_bytes > 0

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from deedrl.cli import stage
 from deedrl.cli.bench import bench
 from deedrl.cli.export import export
+from deedrl.cli.plan import plan
 from deedrl.cli.report import report
 from deedrl.cli.run import run
 from deedrl.errors import DeedRLError
@@ -83,6 +84,7 @@ def _register() -> None:
     app.command("run")(run)
     for name, (kinds, help_text) in stage.COMMANDS.items():
         app.command(name, help=help_text)(stage.stage_command(kinds, help_text))
+    app.command("plan")(plan)
     app.command("report")(report)
     app.command("export")(export)
     app.add_typer(bench, name="bench")

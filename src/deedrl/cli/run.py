@@ -43,12 +43,18 @@ def run(
 def show_plan(recipe: Recipe) -> None:
     """Prints the resolved recipe (secrets hidden) and the estimate of its cost on this machine."""
     from deedrl.config import dump_yaml, to_plain
-    from deedrl.pipeline.cost import detect_machine, estimate, estimate_text
+    from deedrl.errors import ModelError
+    from deedrl.pipeline.cost import estimate, estimate_text
+    from deedrl.planning.machine import detect_machine
     from deedrl.redaction import redact
 
     typer.echo(dump_yaml(redact(to_plain(recipe))))
     machine = detect_machine()
-    for line in estimate_text(estimate(recipe, machine), machine):
+    try:
+        lines = estimate_text(estimate(recipe, machine), machine)
+    except ModelError as error:  # the recipe may be right all the same
+        lines = [f"no estimate: {error}"]
+    for line in lines:
         typer.echo(f"# {line}" if line else "#")
 
 

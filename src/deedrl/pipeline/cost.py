@@ -2,85 +2,24 @@
 
 Time is floating-point work divided by a throughput. A forward pass costs 2 operations per parameter and token, a
 training pass 4 with frozen base weights (no weight gradients) and 6 without (Kaplan et al. 2020, section 2.1).
-Throughputs were measured where the table says so and guessed from data sheets elsewhere; the answer is a range.
+Throughputs were measured where `deedrl.planning.machine` says so and guessed from data sheets elsewhere; the answer is
+a range. Memory is that of `deedrl plan` (`deedrl.planning.memory`), of the stage that takes most.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from deedrl.config import Settings
 from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Recipe, Sft
+from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS, TURN_TOKENS, TURNS, Load
+from deedrl.planning.machine import GIB, HIGH, LOW, Machine, Throughput, span, throughput
+from deedrl.planning.memory import Memory, MemorySettings, memory
+from deedrl.planning.plan import DATA_SHEETS
+from deedrl.planning.shape import ModelShape, model_shape
 
-GIB = 1024**3
-PREFIX_TOKENS = 350
-"""System prompt and tool schemas: computed once by a stage that samples, and once in an update."""
-TASK_TOKENS = 60
-"""The task itself; computed once for siblings."""
-TURNS = 3
-"""Turns of a typical episode, unless the recipe allows fewer."""
-TURN_TOKENS = 48
-"""Tokens sampled in a typical turn, unless the recipe allows fewer."""
-OBSERVATION_TOKENS = 32
-"""Tokens of a typical tool output."""
 POSITIVE_SHARE = 0.4
 """Share of sampled trajectories a cold start typically keeps."""
-PROCESS_BYTES = 0.6 * GIB
-"""The interpreter with torch and transformers loaded."""
-HOLES = 1.4
-"""What an update holds, over what it computes with: freed pieces of other sizes between those in use. Measured
-2026-11-30 on a processor: 3.4 GiB on top of weights and process in updates of 324 + 800 tokens of SmolLM2-135M."""
-LOW, HIGH = 0.5, 2.0
-"""The estimate's range, as factors of the middle."""
-
-
-class ModelShape(Settings, frozen=True, kw_only=True):
-    """The figures of a model that cost depends on."""
-
-    parameters: float
-    layers: int
-    hidden: int
-    kv_width: int
-    """Key heads times head size."""
-    vocabulary: int
-    known: bool = True
-    """False: guessed from the size in the model's name."""
-
-
-class Machine(Settings, frozen=True, kw_only=True):
-    """Where the recipe would run."""
-
-    cores: int
-    memory_bytes: int
-    """Available now."""
-    fast_bf16: bool
-    """The processor multiplies bf16 matrices in hardware (AMX)."""
-    gpus: tuple[tuple[str, int], ...] = ()
-    """Name and memory in bytes of each."""
-
-
-class Throughput(Settings, frozen=True, kw_only=True):
-    """Sustained floating-point operations per second."""
-
-    prefill: float
-    decode: float
-    train: float
-
-
-# Per core, measured 2026-11-29 with SmolLM2-135M: bf16 on a Xeon with AMX, float32 on an EPYC with AVX2 (prefill in
-# steps of 1024 tokens, decoding about 50 rows at once, updates of 12 samples).
-CPU_BF16 = Throughput(prefill=550e9, decode=70e9, train=190e9)
-CPU_FP32 = Throughput(prefill=50e9, decode=22e9, train=40e9)
-# Per GPU; not measured: 35 %, 3 % and 30 % of the 150 TFLOP/s (dense bf16) of a current 24 GB card.
-GPU_BF16 = Throughput(prefill=52e12, decode=4.5e12, train=45e12)
-
-EMBEDDED = ModelShape(parameters=134.5e6, layers=30, hidden=576, kv_width=192, vocabulary=49152)
 
 
 class StageCost(Settings, frozen=True, kw_only=True):
@@ -99,10 +38,9 @@ class Estimate(Settings, frozen=True, kw_only=True):
     stages: tuple[StageCost, ...]
     model: ModelShape
     dtype: str
-    weights_bytes: float
-    optimiser_bytes: float
-    cache_bytes: float
-    activation_bytes: float
+    memory: Memory
+    """Of the stage that takes most; of each GPU, if there are any."""
+    trains: bool
     available_bytes: float
     notes: tuple[str, ...] = ()
 
@@ -112,118 +50,69 @@ class Estimate(Settings, frozen=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> float:
-        """Peak: weights and optimiser, and the larger of what sampling and training need on top."""
-        return self.weights_bytes + self.optimiser_bytes + max(self.cache_bytes, self.activation_bytes)
+        """The most at one time."""
+        return self.memory.peak if self.trains else self.memory.sampling_alone
 
     @property
     def fits(self) -> bool:
         return self.memory_bytes < self.available_bytes
 
 
-# ---------------------------------------------------------------- what there is
-
-
-def detect_machine() -> Machine:
-    """Cores, free memory and accelerators, without loading torch."""
-    gpus: list[tuple[str, int]] = []
-    if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False).stdout
-        rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
-        gpus = [(name.strip(), int(mib) * 1024**2) for name, mib in rows if mib.strip().isdigit()]
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(cores=cores, memory_bytes=_free_memory(), fast_bf16="amx_bf16" in flags, gpus=tuple(gpus))
-
-
-def _free_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-        if found:
-            return int(found[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def model_shape(path: str) -> ModelShape:
-    """The embedded model's shape, a local folder's, or a guess from a size such as ``7B`` in the name."""
-    if path == "embedded":
-        return EMBEDDED
-    config = Path(path).expanduser() / "config.json"
-    if config.is_file():
-        return _shape_of(json.loads(config.read_text()))
-    size = re.search(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-zA-Z])", path)
-    billions = float(size[1]) * (1.0 if size[2] in "bB" else 1e-3) if size else 7.0
-    scale = (billions / 7.0) ** (1 / 3)
-    hidden = max(64, round(4096 * scale))
-    return ModelShape(
-        parameters=billions * 1e9,
-        layers=max(2, round(32 * scale)),
-        hidden=hidden,
-        kv_width=hidden // 4,
-        vocabulary=128_000,
-        known=False,
-    )
-
-
-def _shape_of(config: dict[str, int]) -> ModelShape:
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    heads = config.get("num_attention_heads", 1)
-    head = config.get("head_dim") or hidden // heads
-    kv_width = head * config.get("num_key_value_heads", heads)
-    width = config.get("intermediate_size", 4 * hidden)
-    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    attention = 2 * hidden * head * heads + 2 * hidden * kv_width
-    parameters = embeddings + layers * (attention + 3 * hidden * width)
-    return ModelShape(
-        parameters=parameters, layers=layers, hidden=hidden, kv_width=kv_width, vocabulary=config["vocab_size"]
-    )
-
-
 # ---------------------------------------------------------------- what it takes
 
 
 def estimate(recipe: Recipe, machine: Machine) -> Estimate:
-    """Time and memory of `recipe` on `machine`; see the top of this file for the model."""
+    """Time and memory of `recipe` on `machine`; see the top of this file for the model.
+
+    Raises ModelError where the size of the recipe's model cannot be told.
+    """
     shape = model_shape(recipe.model.path)
     bf16 = recipe.model.dtype == "bf16" or (recipe.model.dtype == "auto" and bool(machine.gpus or machine.fast_bf16))
-    throughput = _throughput(machine, bf16)
-    stages = tuple(_stage_cost(recipe, stage, shape, throughput) for stage in recipe.stages)
-    width = 2 if bf16 else 4
-    adapter = recipe.model.adapter
-    # A LoRA pair adds rank x (in + out) to each of a layer's seven matrices, about 18 hidden sizes in sum.
-    trainable = shape.parameters if adapter is None else adapter.rank * 18 * shape.hidden * shape.layers
-    episode = min(_own_tokens(recipe), recipe.limits.max_tokens_per_episode)
-    micro_batch = max((s.micro_batch_tokens for s in recipe.stages if isinstance(s, Sft | Grpo)), default=0)
-    cache = (PREFIX_TOKENS + recipe.concurrency * episode) * 2 * shape.layers * shape.kv_width
-    # Kept for the backward pass, for a token and layer: about 14 tensors of the hidden size and 6 of the MLP's (some
-    # 2.7 times as wide). The logits of 512 tokens exist at a time, in float32 and as weights.
-    activations = (PREFIX_TOKENS + micro_batch) * (14 + 6 * 2.7) * shape.layers * shape.hidden * width
-    activations += 3 * 512 * shape.vocabulary * 4 if micro_batch else 0
-    activations *= HOLES
+    speed = throughput(machine, bf16)
+    stages = tuple(_stage_cost(recipe, stage, shape, speed) for stage in recipe.stages)
+    training = _training(recipe)
+    # Without training only the parts of sampling count, which are the same for all stages.
+    parts = [memory(shape, _memory_settings(recipe, stage, machine, bf16)) for stage in training or [Grpo()]]
     notes = [] if shape.known else [f"size of {recipe.model.path} guessed from its name"]
     if machine.gpus:
-        notes.append("throughput of the GPUs is taken from data sheets, not measured")
+        notes.append(DATA_SHEETS)
     return Estimate(
         stages=stages,
         model=shape,
         dtype="bf16" if bf16 else "fp32",
-        weights_bytes=shape.parameters * width + PROCESS_BYTES,
-        optimiser_bytes=trainable * 16,
-        # Sampling on a processor runs on a copy of the linear layers.
-        cache_bytes=cache * width + (0 if machine.gpus else shape.parameters * width),
-        activation_bytes=activations,
-        available_bytes=sum(memory for _, memory in machine.gpus) if machine.gpus else machine.memory_bytes,
+        memory=max(parts, key=lambda one: one.peak),
+        trains=bool(training),
+        available_bytes=min((size for _, size in machine.gpus), default=machine.memory_bytes),
         notes=tuple(notes),
     )
 
 
-def _throughput(machine: Machine, bf16: bool) -> Throughput:
-    one, count = (GPU_BF16, len(machine.gpus)) if machine.gpus else (CPU_FP32, machine.cores)
-    if not machine.gpus and bf16 and machine.fast_bf16:
-        one = CPU_BF16
-    return Throughput(prefill=one.prefill * count, decode=one.decode * count, train=one.train * count)
+def _training(recipe: Recipe) -> list[Sft | Grpo]:
+    """The stages whose settings updates follow; mining trains by those of the grpo stage."""
+    return [stage for stage in recipe.stages if isinstance(stage, Sft | Grpo)]
+
+
+def _memory_settings(recipe: Recipe, stage: Sft | Grpo, machine: Machine, bf16: bool) -> MemorySettings:
+    adapter = recipe.model.adapter
+    load = Load(
+        prefix_tokens=PREFIX_TOKENS,
+        own_tokens=min(_own_tokens(recipe), recipe.limits.max_tokens_per_episode),
+        longest_tokens=_longest_tokens(recipe),
+        episodes=stage.tasks_per_step * stage.group_size if isinstance(stage, Grpo) else stage.batch_size,
+        group_size=stage.group_size if isinstance(stage, Grpo) else 1,
+        micro_batch_tokens=stage.micro_batch_tokens,
+        concurrency=recipe.concurrency,
+    )
+    return MemorySettings(
+        samples=True,  # every stage plays or validates
+        reference=isinstance(stage, Grpo) and stage.kl_coefficient > 0,
+        critic=False,
+        tuning="full" if adapter is None else "lora",
+        rank=1 if adapter is None else adapter.rank,
+        bf16=bf16,
+        gpus=len(machine.gpus),
+        load=load,
+    )
 
 
 def _turns(recipe: Recipe) -> int:
@@ -237,6 +126,13 @@ def _turn_tokens(recipe: Recipe) -> int:
 def _own_tokens(recipe: Recipe) -> int:
     """Tokens of an episode after the shared prefix."""
     return TASK_TOKENS + _turns(recipe) * (_turn_tokens(recipe) + OBSERVATION_TOKENS)
+
+
+def _longest_tokens(recipe: Recipe) -> int:
+    """As `_own_tokens`, of an episode that goes to its limits."""
+    turn = recipe.sampling.max_tokens + OBSERVATION_TOKENS
+    room = recipe.limits.max_tokens_per_episode - PREFIX_TOKENS
+    return max(min(TASK_TOKENS + recipe.limits.max_steps * turn, room), 1)
 
 
 def _stage_cost(recipe: Recipe, stage: AnyStage, shape: ModelShape, speed: Throughput) -> StageCost:
@@ -296,40 +192,37 @@ def _positives(recipe: Recipe) -> float:
 
 def estimate_text(cost: Estimate, machine: Machine) -> Sequence[str]:
     """Lines for people: a table of stages, the memory and what to make of it."""
-    where = ", ".join(name for name, _ in machine.gpus) or f"{machine.cores} CPU cores"
     lines = [
-        f"Estimate for {where} ({cost.dtype}, {cost.model.parameters / 1e6:.0f} M parameters); "
+        f"Estimate for {machine.words} ({cost.dtype}, {cost.model.parameters / 1e6:.0f} M parameters); "
         f"true figures mostly lie between {LOW:g} and {HIGH:g} times these.",
         "",
         f"{'stage':<16}{'episodes':>10}{'sampled tokens':>16}{'trained tokens':>16}{'time':>12}",
     ]
     lines += [
         f"{stage.name:<16}{stage.episodes:>10,}{stage.sampled_tokens:>16,.0f}{stage.trained_tokens:>16,.0f}"
-        f"{_span(stage.seconds):>12}"
+        f"{span(stage.seconds):>12}"
         for stage in cost.stages
     ]
-    total = f"between {_span(cost.seconds * LOW)} and {_span(cost.seconds * HIGH)}"
-    parts = (
-        ("weights", cost.weights_bytes),
-        ("optimiser", cost.optimiser_bytes),
-        ("cache", cost.cache_bytes),
-        ("activations", cost.activation_bytes),
-    )
-    detail = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts)
-    memory = f"{cost.memory_bytes / GIB:.1f} GiB of {cost.available_bytes / GIB:.1f} GiB"
-    verdict = "fits" if cost.fits else "does NOT fit: lower concurrency or micro_batch_tokens, or take a smaller model"
+    total = f"between {span(cost.seconds * LOW)} and {span(cost.seconds * HIGH)}"
     lines += [
         "",
         f"time    {total}",
-        f"memory  about {memory} ({detail}): {verdict}",
+        f"memory  {_memory_words(cost, machine)}",
         *(f"note    {note}" for note in cost.notes),
     ]
     return lines
 
 
-def _span(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+def _memory_words(cost: Estimate, machine: Machine) -> str:
+    parts = cost.memory
+    always = [("process", parts.process), ("weights", parts.weights)]
+    phases = [("sampling", parts.sampling_peak - parts.held)]
+    if cost.trains:
+        always.append(("optimiser", parts.optimiser + parts.reference))
+        phases.append(("updates", parts.update_peak - parts.held))
+    held, larger = (", ".join(f"{name} {size / GIB:.1f}" for name, size in some) for some in (always, phases))
+    memory = f"{cost.memory_bytes / GIB:.1f} GiB of {cost.available_bytes / GIB:.1f} GiB"
+    memory += " on each GPU" if machine.gpus else ""
+    verdict = "fits" if cost.fits else "does NOT fit: lower concurrency or micro_batch_tokens, or take a smaller model"
+    joined = f"{held}, and the larger of {larger}" if cost.trains else f"{held}, {larger}"
+    return f"about {memory} ({joined}): {verdict}"

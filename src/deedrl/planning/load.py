@@ -1,0 +1,71 @@
+"""What a training step holds: how long episodes are, how many, and how they lie in a micro-batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deedrl.config import Count, PositiveInt, Settings
+
+PREFIX_TOKENS = 350
+"""System prompt and tool schemas: computed once by a stage that samples, and once in an update."""
+TASK_TOKENS = 60
+"""The task itself; computed once for siblings."""
+TURNS = 3
+"""Turns of a typical episode."""
+TURN_TOKENS = 48
+"""Tokens sampled in a typical turn."""
+OBSERVATION_TOKENS = 32
+"""Tokens of a typical tool output."""
+OWN_TOKENS = TASK_TOKENS + TURNS * (TURN_TOKENS + OBSERVATION_TOKENS)
+"""Tokens of a typical episode after the prefix."""
+
+
+class Load(Settings, frozen=True, kw_only=True):
+    """The episodes of one step, all of one length."""
+
+    prefix_tokens: Count = PREFIX_TOKENS
+    """What every episode begins with."""
+    own_tokens: PositiveInt = OWN_TOKENS
+    """An episode's tokens after the prefix: task, turns and what the tools said."""
+    longest_tokens: Count = 0
+    """As `own_tokens`, of the longest episode in flight: the cache gives every row as much. 0: all are alike."""
+    episodes: PositiveInt = 48
+    """Episodes of a step."""
+    group_size: PositiveInt = 6
+    """Episodes of one task, which share its `task_tokens`."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Most tokens of one forward and backward pass, the prefix not counted."""
+    concurrency: PositiveInt = 32
+    """Episodes sampled at once."""
+
+    @property
+    def task_tokens(self) -> int:
+        """Tokens after the prefix that siblings share."""
+        return min(TASK_TOKENS, self.own_tokens // 4) if self.group_size > 1 else 0
+
+
+class MicroBatch(NamedTuple):
+    """The largest micro-batch of a load: `rows` of `own` tokens, which follow `beginnings` of `shared` tokens."""
+
+    rows: int
+    own: int
+    beginnings: int
+    shared: int
+
+    @property
+    def tokens(self) -> int:
+        return self.beginnings * self.shared + self.rows * self.own
+
+
+def micro_batch(load: Load) -> MicroBatch:
+    """How `deedrl.training.packing.pack` fills a micro-batch: whole groups, or what fits of one; at least one row."""
+    shared = load.task_tokens
+    own = load.own_tokens - shared
+    siblings = min(load.group_size, load.episodes)
+    groups = load.micro_batch_tokens // (shared + siblings * own)
+    if groups:
+        groups = min(groups, -(-load.episodes // siblings))
+        rows = min(groups * siblings, load.episodes)
+    else:
+        groups, rows = 1, max((load.micro_batch_tokens - shared) // own, 1)
+    return MicroBatch(rows=rows, own=own, beginnings=groups if shared else 0, shared=shared)

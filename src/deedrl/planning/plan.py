@@ -1,0 +1,145 @@
+"""What one training step of an algorithm would cost in memory and time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from deedrl.config import PositiveInt, Settings
+from deedrl.errors import ConfigError
+from deedrl.planning.load import OWN_TOKENS, TURN_TOKENS, TURNS, Load
+from deedrl.planning.machine import Machine, throughput
+from deedrl.planning.memory import Memory, MemorySettings, Tuning, memory
+from deedrl.planning.shape import ModelShape
+
+Algorithm = Literal["sft", "grpo", "dpo", "ppo"]
+DType = Literal["auto", "bf16", "fp32"]
+SAMPLED_SHARE = TURNS * TURN_TOKENS / OWN_TOKENS
+"""Of an episode's own tokens, the share that is sampled rather than read."""
+DATA_SHEETS = "throughput of the GPUs is taken from data sheets, not measured"
+
+
+class Request(Settings, frozen=True, kw_only=True):
+    """What is to be planned."""
+
+    shape: ModelShape
+    machine: Machine
+    algorithm: Algorithm
+    tuning: Tuning = "lora"
+    rank: PositiveInt = 16
+    dtype: DType = "auto"
+    load: Load = Load()
+    mapped: bool = False
+    """See `MemorySettings.mapped`."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether frozen weights and activations are in bf16; parameters that are trained never are."""
+        automatic = self.dtype == "auto" and bool(self.machine.gpus or self.machine.fast_bf16)
+        return self.tuning == "lora" and (self.dtype == "bf16" or automatic)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy plays the episodes it learns from."""
+        return self.algorithm in ("grpo", "ppo")
+
+    @property
+    def memory(self) -> Memory:
+        """Of the machine, or of each GPU."""
+        settings = MemorySettings(
+            samples=self.samples,
+            reference=self.algorithm != "sft",
+            critic=self.algorithm == "ppo",
+            tuning=self.tuning,
+            rank=self.rank,
+            bf16=self.bf16,
+            gpus=len(self.machine.gpus),
+            load=self.load,
+            mapped=self.mapped,
+        )
+        return memory(self.shape, settings)
+
+    @property
+    def available(self) -> int:
+        """Bytes of the machine, or of the smallest GPU."""
+        return min((size for _, size in self.machine.gpus), default=self.machine.memory_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak < self.available
+
+
+class StepTime(Settings, frozen=True, kw_only=True):
+    """Seconds of one step; the true figures mostly lie within the range of `deedrl.planning.machine`."""
+
+    sampling: float
+    reference: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.sampling + self.reference + self.update
+
+
+def checked(request: Request) -> Request:
+    """`request` as its algorithm reads it; raises ConfigError where settings do not go together."""
+    load = request.load
+    if request.tuning == "full" and request.dtype == "bf16":
+        raise ConfigError(
+            "--dtype: expected fp32 with --tuning full, got bf16, in which small updates round to nothing; "
+            "leave --dtype out, or train an adapter"
+        )
+    if request.tuning == "lora" and request.rank > request.shape.hidden:
+        raise ConfigError(
+            f"--rank: expected at most the model's hidden size of {request.shape.hidden}, got {request.rank}; lower it"
+        )
+    if request.algorithm == "grpo" and load.group_size < 2:
+        raise ConfigError("--group-size: expected at least 2 for grpo, which compares siblings, got 1; raise it")
+    if request.algorithm == "grpo" and load.episodes < load.group_size:
+        raise ConfigError(
+            f"--episodes: expected at least the {load.group_size} of one group, got {load.episodes}; "
+            "raise it or lower --group-size"
+        )
+    # Demonstrations are of different tasks, and a preference is a pair of answers to one.
+    siblings = {"sft": 1, "dpo": 2}.get(request.algorithm, load.group_size)
+    return _with_load(request, group_size=siblings)
+
+
+def step_time(request: Request) -> StepTime:
+    """Floating-point work divided by throughput: 2 operations per parameter and token forward, 4 for an update of an
+    adapter and 6 of all weights (Kaplan et al. 2020, section 2.1)."""
+    load, speed = request.load, throughput(request.machine, request.bf16)
+    parameters, groups = request.shape.parameters, -(-load.episodes // load.group_size)
+    shared = load.prefix_tokens + groups * load.task_tokens
+    learnt = shared + load.episodes * (load.own_tokens - load.task_tokens)
+    sampled = load.episodes * load.own_tokens * SAMPLED_SHARE if request.samples else 0.0
+    read = max(learnt - sampled, 0.0) if sampled else 0.0
+    passes = 4 if request.tuning == "lora" else 6
+    if request.algorithm == "ppo":
+        # The critic is updated as well, and before that says what it expected.
+        passes = 2 * passes + 2
+    return StepTime(
+        sampling=2 * parameters * (sampled / speed.decode + read / speed.prefill),
+        reference=2 * parameters * learnt / speed.train if request.algorithm != "sft" else 0.0,
+        update=passes * parameters * learnt / speed.train,
+    )
+
+
+def notes(request: Request) -> tuple[str, ...]:
+    """What a reader of the figures must know."""
+    found = []
+    if not request.shape.known:
+        found.append("the model's shape is guessed from the size in its name; give its folder for a better estimate")
+    if request.algorithm in ("ppo", "dpo"):
+        name = request.algorithm.upper()
+        found.append(f"{name} is not built yet: its figures are the formula's alone, not checked by measurement")
+    if request.machine.gpus:
+        found.append(f"{DATA_SHEETS}; memory on GPUs is the formula's alone, for training runs on the processor so far")
+    elif request.bf16:
+        found.append("memory was checked by measurement in float32, not in bf16")
+    return tuple(found)
+
+
+def _with_load(request: Request, **changes: int) -> Request:
+    from msgspec.structs import replace
+
+    return replace(request, load=replace(request.load, **changes))
