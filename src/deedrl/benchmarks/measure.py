@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from deedrl.errors import BenchmarkError
+from deedrl.memory import peak_gb
 from deedrl.types import Record
 
 T = TypeVar("T")
@@ -105,6 +106,12 @@ def timed(work: Callable[[], T]) -> tuple[T, Spent]:
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     result = work()
     return result, Spent(cpu_s=time.process_time() - cpu_s, wall_s=time.perf_counter() - wall_s)
+
+
+def peak_figures() -> list[Figure]:
+    """The most memory this process has held so far; nothing where the system does not say."""
+    peak = peak_gb()
+    return [] if peak is None else [figure("peak memory of the process", "GB", [peak])]
 
 
 def check_count(what: str, expected: int, got: int) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deedrl.benchmarks.long_desk import ActingPolicy, LongDesk, long_specs
-from deedrl.benchmarks.measure import BenchmarkResult, Figure, check_count, figure, this_machine, timed
+from deedrl.benchmarks.measure import BenchmarkResult, Figure, check_count, figure, peak_figures, this_machine, timed
 from deedrl.config import require
-from deedrl.memory import peak_gb
 from deedrl.policies.local.model import LoadedModel, load_model
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.rollouts.runner import Limits, run_episodes_sync
@@ -59,7 +58,7 @@ def benchmark_rollouts(settings: RolloutSettings) -> BenchmarkResult:
             "precision": str(loaded.model.dtype).removeprefix("torch."),
         },
         counts={f"tokens sampled in {turns} turns": _tokens(settings, turns) for turns in settings.turns},
-        figures=(*_figures(settings, seconds), *_growth(settings, seconds), *_peak()),
+        figures=(*_figures(settings, seconds), *_growth(settings, seconds), *peak_figures()),
         machine=machine,
     )
 
@@ -105,8 +104,3 @@ def _growth(settings: RolloutSettings, seconds: dict[int, list[float]]) -> list[
     costs = [[one / _tokens(settings, turns) for one, turns in zip(row, seconds, strict=True)] for row in rounds]
     ratios = [max(row) / min(row) for row in costs]
     return [figure("cost of a token, dearest over cheapest number of turns", "×", ratios, at_most=MAX_GROWTH)]
-
-
-def _peak() -> list[Figure]:
-    peak = peak_gb()
-    return [] if peak is None else [figure("peak memory of the process", "GB", [peak])]

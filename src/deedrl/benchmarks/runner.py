@@ -12,10 +12,10 @@ from pathlib import Path
 
 from deedrl.benchmarks.clocks import PARTS, PARTS_ALWAYS, PartClocks
 from deedrl.benchmarks.desk import measure_desk
-from deedrl.benchmarks.measure import BenchmarkResult, Figure, check_count, figure, this_machine, timed
+from deedrl.benchmarks.measure import BenchmarkResult, Figure, check_count, figure, peak_figures, this_machine, timed
 from deedrl.benchmarks.tally import Tally, ThreadedTally, Watch, tally_script, tally_specs
 from deedrl.config import require
-from deedrl.memory import peak_gb, resident_gb
+from deedrl.memory import resident_gb
 from deedrl.policies.policy import Policy
 from deedrl.policies.scripted import ScriptedPolicy
 from deedrl.rewards.rubric import Rubric, default_rubric
@@ -225,8 +225,7 @@ class _Memory:
         if self._before_gb is not None and self._first_gb is not None:
             grown_kb = (self._first_gb - self._before_gb) * 1e6 / episodes
             found.append(figure("memory of an episode in flight", "kB", [grown_kb]))
-        peak = peak_gb()
-        return found if peak is None else [*found, figure("peak memory of the process", "GB", [peak])]
+        return [*found, *peak_figures()]
 
 
 def _threaded_round(settings: RunnerSettings) -> Round:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from deedrl.benchmarks.measure import BenchmarkResult, Figure, check_count, figure, this_machine, timed
+from deedrl.benchmarks.measure import BenchmarkResult, check_count, figure, peak_figures, this_machine, timed
 from deedrl.config import require
-from deedrl.memory import peak_gb
 from deedrl.policies.local.model import add_adapter, load_model
 from deedrl.training.learner import Learner
 from deedrl.training.policy_gradient import PolicyUpdate, update_policy
@@ -71,7 +70,7 @@ def benchmark_update(settings: UpdateSettings) -> BenchmarkResult:
         figures=(
             figure("update (wall)", "s", seconds),
             figure("tokens of the batch (wall)", "1/s", [tokens / second for second in seconds]),
-            *_peak(),
+            *peak_figures(),
         ),
         machine=machine,
     )
@@ -120,8 +119,3 @@ def _update(learner: Learner, samples: list[TrainingSample], settings: UpdateSet
         normalisation_tokens=settings.own_tokens,
     )
     return update_policy(learner, samples, update, learner.snapshot() if settings.kl else None)
-
-
-def _peak() -> list[Figure]:
-    peak = peak_gb()
-    return [] if peak is None else [figure("peak memory of the process", "GB", [peak])]
