@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from deedrl.errors import ModelError
 
 ATTENTION_NAME = "deedrl_layout"
+_FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+"""What `scaled_dot_product_attention` runs on a processor; called by name because only it returns the sums of weights."""
 _UNSUPPORTED_OPTIONS = ("softcap", "s_aux")
 _UNSUPPORTED_SETTINGS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale")
 _NOT_COMPUTED = "sampling and training do not compute; take a model without it (Llama, SmolLM, Qwen2/3, Mistral)"
@@ -79,50 +81,50 @@ def attend_many(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scali
 
 
 class Part(NamedTuple):
-    """Attention of B query rows to a part of what each may see; parts are put together with `merged`.
-
-    The whole is `output` / `total`, [B, K, G, D].
-    """
+    """Attention of some queries to a part of what each may see; two parts are put together with `merged`."""
 
     output: Tensor
-    """Values weighted by exp(score - top), [B, K, G, D] float32."""
-    top: Tensor
-    """Largest score, [B, K, G, 1] float32."""
-    total: Tensor
-    """Sum of the weights, [B, K, G, 1] float32."""
+    """Attention if this part were all there is, [..., D]."""
+    logsum: Tensor
+    """Logarithm of the sum of exp(score), [..., 1] float32."""
 
 
-def attend_own(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Part:
-    """Attention of T new tokens a row (decoding) to the row's own part.
+def attend_few(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float) -> Part:
+    """Attention of few new tokens a row (decoding), whose cost is that of reading keys and values.
 
-    query [B, K, T G, D], scaled; keys, values [B, K, S, D]; bias [B, 1, T G, S] (0 or -inf), no line of it all -inf.
+    query [B, K, N, D]; keys, values [B, K, S, D]; bias [B, 1, N, S] float32 (0 or -inf), no line of it all -inf.
     """
-    return _weighted((query @ keys.transpose(-1, -2)).float().add_(bias), values)
-
-
-def attend_shared(query: Tensor, keys: Tensor, values: Tensor) -> Part:
-    """Attention of one new token a row to what these rows share, in one product.
-
-    query [B, K, G, D], scaled; keys, values [1, K, P, D].
-    """
-    rows, kv_heads, groups, size = query.shape
-    by_head = query.transpose(0, 1).reshape(kv_heads, rows * groups, size)
-    part = _weighted((by_head @ keys[0].transpose(-1, -2)).float(), values[0])
-    return Part(*(tensor.view(kv_heads, rows, groups, -1).transpose(0, 1) for tensor in part))
-
-
-def merged(first: Part, second: Part) -> Part:
-    """Attention to both parts under one softmax."""
-    top = torch.maximum(first.top, second.top)
-    one, two = (first.top - top).exp_(), (second.top - top).exp_()
-    return Part(first.output * one + second.output * two, top, first.total * one + second.total * two)
-
-
-def _weighted(scores: Tensor, values: Tensor) -> Part:
-    """Overwrites `scores`, which are float32."""
+    scores = ((query * scaling) @ keys.transpose(-1, -2)).float().add_(bias)
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp_()
-    return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
+    total = weights.sum(-1, keepdim=True)
+    return Part((weights.to(values.dtype) @ values).float().div_(total), total.log_().add_(top))
+
+
+def attend_part(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scaling: float) -> Part:
+    """Attention of many new tokens a row, fused where torch can; shapes as for `attend_few`, bias of the query's type."""
+    if query.device.type != "cpu" or not hasattr(torch.ops.aten, _FUSED):
+        seen = query.new_zeros(1) if bias is None else bias
+        return attend_few(query, keys, values, seen.float(), scaling)
+    fused = getattr(torch.ops.aten, _FUSED)
+    output, logsum = fused(query, keys, values, 0.0, False, attn_mask=bias, scale=scaling)
+    return Part(output, logsum[..., None])
+
+
+def attend_shared(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Part:
+    """Attention of N tokens to what they all see, as one long row.
+
+    query [N, K, G, D]; keys, values [1, K, P, D]; the part's output is [N, K, G, D].
+    """
+    tokens, kv_heads, groups, size = query.shape
+    by_head = query.transpose(0, 1).reshape(1, kv_heads, tokens * groups, size)
+    part = attend_part(by_head, keys, values, None, scaling)
+    return Part(*(tensor[0].reshape(kv_heads, tokens, groups, -1).transpose(0, 1) for tensor in part))
+
+
+def merged(first: Part, second: Part) -> Tensor:
+    """Attention to both parts under one softmax, [..., D] float32."""
+    return torch.lerp(second.output.float(), first.output.float(), torch.sigmoid(first.logsum - second.logsum))
 
 
 def install(model: Any) -> None:
