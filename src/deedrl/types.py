@@ -118,6 +118,8 @@ class Completion(Record, frozen=True):
     policy_version: str = "0"
     guided: bool = False
     """True if decoding was constrained, so that `logprobs` are not those of the free policy."""
+    cached_tokens: int | None = None
+    """Tokens of the whole context that the policy did not have to compute for this turn; None if it does not say."""
 
 
 class SamplingParams(Record, frozen=True):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import StatisticsError, correlation
 
 from deedrl.errors import TaskError
+from deedrl.evaluation.caching import cache_hit_share
 from deedrl.evaluation.claims import unsupported_claims
 from deedrl.evaluation.figures import Figure, mean, share
 from deedrl.evaluation.spread import Spread, spread_over_repeats
@@ -72,6 +73,8 @@ class Metrics(Record, frozen=True):
     """Over the episodes that have a reward."""
     tokens: Figure
     """Sampled tokens per episode, over the episodes whose policy recorded tokens."""
+    cache_hit_share: Figure
+    """Context tokens that the policy found in its caches over all, where it says so (case I09)."""
     unsupported_claims: Figure
     """Unsolved episodes that claim success in their last completion, over unsolved ones (case F11)."""
     reward_completion_correlation: float | None
@@ -115,6 +118,7 @@ def compute_metrics(
         mean_shortest_steps=mean([run.shortest_steps for run in solved if run.shortest_steps is not None], floor=0.0),
         mean_reward=mean([trajectory.reward for trajectory in counted if trajectory.reward is not None]),
         tokens=mean([count for count in tokens if count], floor=0.0),
+        cache_hit_share=cache_hit_share(counted),
         unsupported_claims=share(bool(unsupported_claims(trajectory)) for trajectory in failed),
         reward_completion_correlation=reward_outcome_correlation(trajectories),
         terminations=dict(sorted(Counter(trajectory.termination.value for trajectory in trajectories).items())),

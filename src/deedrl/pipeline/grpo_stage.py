@@ -184,6 +184,7 @@ def sample_groups(
         "dropped_groups": float(dropped),
         "cut_share": _cut_share(episodes),
         "entropy": sampled_entropy(episodes),
+        "cache_hit_share": metrics.cache_hit_share.value or 0.0,
     }
     return kept + silent, figures
 

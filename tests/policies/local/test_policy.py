@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -76,15 +77,35 @@ def test_text_is_the_decoded_ids_without_the_turn_end(kit, loaded):
     assert completion.text == loaded.tokenizer.decode(list(completion.token_ids[:-1]))
 
 
+def test_I09_a_turn_computes_what_the_conversation_gained_and_finds_the_rest(kit, loaded):
+    completions = asyncio.run(conversation(local(loaded), kit, "e", 8))
+    assert completions[0].cached_tokens == 0
+    known = len(completions[0].prompt_ids)
+    for before, after in pairwise(completions):
+        assert after.extends_previous
+        # The turn's last token was drawn, but nothing was drawn after it yet.
+        assert after.cached_tokens == known + len(before.token_ids) - 1
+        known += len(before.token_ids) + len(after.prompt_ids)
+
+
+def test_I09_episodes_that_read_the_same_find_it_once_one_has_computed_it(kit, loaded):
+    async def both():
+        policy = local(loaded)
+        return await asyncio.gather(*(policy.complete(kit.request(f"e{i}", seed=i)) for i in range(2)))
+
+    first, second = asyncio.run(both())
+    assert (first.cached_tokens, second.cached_tokens) == (0, len(second.prompt_ids))
+
+
 def test_completion_cut_by_its_limit_says_length(kit, loaded):
     [completion] = asyncio.run(conversation(local(loaded), kit, "e", 1, max_tokens=3))
     assert (completion.finish_reason, len(completion.token_ids), len(completion.logprobs)) == ("length", 3, 3)
 
 
 def check_same(first, second):
-    """Guesses at a turn that was sampled before change the rounding of log-probabilities."""
+    """Guesses at a turn that was sampled before change the rounding of log-probabilities; its prefix is cached."""
     assert second.logprobs == pytest.approx(first.logprobs, abs=1e-5)
-    assert msgspec.structs.replace(second, logprobs=first.logprobs) == first
+    assert msgspec.structs.replace(second, logprobs=first.logprobs, cached_tokens=first.cached_tokens) == first
 
 
 def test_released_episode_begins_with_a_whole_prompt_again(kit, loaded):

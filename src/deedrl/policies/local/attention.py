@@ -21,7 +21,7 @@ from deedrl.errors import ModelError
 
 ATTENTION_NAME = "deedrl_layout"
 _FUSED = "_scaled_dot_product_flash_attention_for_cpu"
-"""What `scaled_dot_product_attention` runs on a processor; called by name because only it returns the sums of weights."""
+"""What `scaled_dot_product_attention` runs on a processor, by name because only this returns the sums of weights."""
 _UNSUPPORTED_OPTIONS = ("softcap", "s_aux")
 _UNSUPPORTED_SETTINGS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale")
 _NOT_COMPUTED = "sampling and training do not compute; take a model without it (Llama, SmolLM, Qwen2/3, Mistral)"
@@ -102,7 +102,7 @@ def attend_few(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scalin
 
 
 def attend_part(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scaling: float) -> Part:
-    """Attention of many new tokens a row, fused where torch can; shapes as for `attend_few`, bias of the query's type."""
+    """Attention of many new tokens a row, fused where torch can; as `attend_few`, but bias of the type of query."""
     if query.device.type != "cpu" or not hasattr(torch.ops.aten, _FUSED):
         seen = query.new_zeros(1) if bias is None else bias
         return attend_few(query, keys, values, seen.float(), scaling)

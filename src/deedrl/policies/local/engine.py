@@ -133,6 +133,9 @@ class Engine:
         """Gives waiting turns a row each, as many as one prefill may hold; turns that read the same share a row."""
         fills: dict[tuple[tuple[int, ...], tuple[int, ...]], Feed] = {}
         tokens = 0
+        # At once, for growing copies all that is held; sharing may leave some unused.
+        newcomers = sum(self._rows.home(turn.key) is None for turn in self._waiting)
+        self._store.reserve(min(len(self._rows) + newcomers, self._max_rows))
         for turn in list(self._waiting):
             text = (tuple(turn.prefix), tuple(turn.ids))
             if text in fills:
@@ -150,6 +153,7 @@ class Engine:
             if fills and tokens + new > self._prefill_tokens:
                 break
             tokens += new
+            turn.computed += new
             self._waiting.remove(turn)
             fills[text] = Feed(self._rows.take(place, turn, prefix), place.stored, own[place.stored :])
         return list(fills.values())
@@ -163,7 +167,9 @@ class Engine:
             return None
         ids = tuple(turn.prefix)
         known = next((prefix for prefix in self._prefixes if prefix.ids == ids), None)
-        return known or self._compute_prefix(ids)
+        if known is None and (known := self._compute_prefix(ids)) is not None:
+            turn.computed += len(ids)
+        return known
 
     def _compute_prefix(self, ids: tuple[int, ...]) -> Prefix | None:
         """Keys and values of `ids`, in the place of a prefix that no row uses; None if all are in use."""

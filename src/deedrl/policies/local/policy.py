@@ -104,6 +104,7 @@ class LocalPolicy:
             finish_reason="stop" if finished.finish_reason == "stop" else "length",
             policy_version=self._version,
             guided=self._guides is not None,
+            cached_tokens=max(len(ids) - finished.computed, 0),
         )
 
     async def release(self, episode_id: str) -> None:

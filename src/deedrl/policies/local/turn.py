@@ -35,6 +35,8 @@ class Turn:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
+    computed: int = 0
+    """Tokens whose keys and values were computed for it before it drew, instead of being found."""
 
     def __post_init__(self) -> None:
         # A private stream per turn: what is drawn does not depend on who else is in the batch.
