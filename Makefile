@@ -37,7 +37,7 @@ bench: $(READY)
 	$(BIN)/deedrl bench update
 
 # Other libraries on the same work, in turn with ours; each is installed into .peers/ first. About an hour.
-PEERS := trl vllm
+PEERS := trl vllm llamacpp
 bench-peers: $(READY)
 	mkdir -p .peers
 	for peer in $(PEERS); do test -d .peers/$$peer || $(BIN)/python benchmarks/peers/install.py $$peer || exit 1; done

