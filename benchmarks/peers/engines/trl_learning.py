@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import queue
 import tempfile
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +21,7 @@ from datasets import Dataset
 from learning import Clock, session_of
 from peft import PeftModel
 from serving import Requests, read_work
+from stepped import SteppedEpisode
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
@@ -31,53 +30,13 @@ from trl_rollouts import TEMPLATE
 from deedrl.pipeline.grpo_stage import shuffled_tasks
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo
-from deedrl.policies.policy import CompletionRequest
 from deedrl.rendering.renderer import Renderer
-from deedrl.rollouts.episode import EpisodeSpec, play_episode
 from deedrl.rollouts.prompting import system_prompt, user_message
 from deedrl.rollouts.slot import EnvironmentSlot, EnvironmentSource
-from deedrl.types import Completion, Message, Task, Trajectory
+from deedrl.types import Message, Task, Trajectory
 
 ENDED = "end " * 9000
 """More tokens than the model has positions."""
-
-
-class Episode:
-    """DeedRL's episode loop on the loop's thread; it waits there for each turn. The policy of the loop is this."""
-
-    version = "trl"
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, slot: EnvironmentSlot, spec: EpisodeSpec, session: Session):
-        self.trajectory: Trajectory | None = None
-        self._loop = loop
-        self._told: queue.SimpleQueue[str | Trajectory | BaseException] = queue.SimpleQueue()
-        self._turn: asyncio.Future[Completion] | None = None
-        # TRL plays all episodes in step with each other, so each takes as long as all of them.
-        limits = msgspec.structs.replace(session.limits, episode_timeout_s=86_400.0)
-        playing = play_episode(spec, attempt=1, slot=slot, policy=self, rubric=session.rubric, limits=limits)
-        self._playing: Future[Trajectory] = asyncio.run_coroutine_threadsafe(playing, loop)
-        self._playing.add_done_callback(lambda done: self._told.put(done.exception() or done.result()))
-        self._told.get()  # the task, which the dataset shows
-
-    def turn(self, text: str, cut: bool) -> str | None:
-        """What the environment says to a turn; None when the episode is over."""
-        assert self._turn is not None
-        completion = Completion(text=text, finish_reason="length" if cut else "stop")
-        self._loop.call_soon_threadsafe(self._turn.set_result, completion)
-        told = self._told.get()
-        if isinstance(told, BaseException):
-            raise told
-        if isinstance(told, Trajectory):
-            self.trajectory = told
-            return None
-        return told
-
-    async def complete(self, request: CompletionRequest) -> Completion:
-        self._turn = asyncio.get_running_loop().create_future()
-        self._told.put(request.messages[-1].content)
-        return await self._turn
-
-    async def release(self, episode_id: str) -> None: ...
 
 
 class Desk:
@@ -88,16 +47,17 @@ class Desk:
     loop: ClassVar[asyncio.AbstractEventLoop]
     numbers = itertools.count()
 
-    def __init__(self) -> None:
-        self._slot = EnvironmentSlot(EnvironmentSource(Desk.session.environment))
-        self._episode: Episode | None = None
+    _episode: SteppedEpisode | None = None
 
     def reset(self, *, task: str, **_: Any) -> None:
         read = msgspec.json.decode(task, type=Task)
         name = f"{Desk.stage.title}-{next(Desk.numbers)}-{read.id}"
         sampling = Desk.session.sampling(Desk.stage.temperature)
         spec = Desk.session.spec(read, name, stage=Desk.stage.title, sampling=sampling)
-        self._episode = Episode(Desk.loop, self._slot, spec, Desk.session)
+        # TRL plays all episodes in step with each other, so each takes as long as all of them.
+        limits = msgspec.structs.replace(Desk.session.limits, episode_timeout_s=86_400.0)
+        slot = EnvironmentSlot(EnvironmentSource(Desk.session.environment))
+        self._episode = SteppedEpisode(Desk.loop, spec, slot=slot, rubric=Desk.session.rubric, limits=limits)
 
     def act(self, text: str, cut: bool) -> str:
         """Does what a turn says.
@@ -149,7 +109,7 @@ def settings_of(work: dict[str, Any], session: Session, stage: Grpo) -> GRPOConf
         bf16=work["precision"] == "bfloat16",
         report_to=[],
         save_strategy="no",
-        max_steps=work["steps"],
+        max_steps=work["steps"] + 1,  # the last one never begins: its adapter is asked for first
         shuffle_dataset=False,
         per_device_train_batch_size=stage.group_size,
         gradient_accumulation_steps=stage.tasks_per_step,
