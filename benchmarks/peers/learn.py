@@ -140,6 +140,8 @@ def main() -> int:
             print(json.dumps({key: value for key, value in line.items() if key not in ("facts", "solved")}), flush=True)
 
         first = evaluate(work, options.adapter.resolve(), 0)
+        if (first["completion"] or 0.0) >= options.target:
+            parser.error(f"the adapter has {first['completion']:.1%} already, expected less than --target")
         for name in options.engines:
             note({"engine": name, "spent_s": 0.0} | first)
             try:
