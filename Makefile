@@ -36,17 +36,20 @@ bench: $(READY)
 	$(BIN)/deedrl bench rollouts --turns 2 --turns 4 --turns 8 --turns 16
 	$(BIN)/deedrl bench update
 
-# Other libraries on the same work, in turn with ours; each is installed into .peers/ first. About an hour.
-PEERS := trl vllm
+# Other libraries on the same work, in turn with ours; each is installed into .peers/ first. About two hours; for a look
+# whether all of it works: make bench-peers PAIRS=1 ROLLOUTS="--episodes 4 --turns 2 --new-tokens 4" \
+#   UPDATE="--tasks 2 --siblings 2"
+PEERS := trl vllm llamacpp
+PAIRS := 3
+ROLLOUTS :=
+UPDATE :=
 bench-peers: $(READY)
 	mkdir -p .peers
-	for peer in $(PEERS); do test -d .peers/$$peer || $(BIN)/python benchmarks/peers/install.py $$peer || exit 1; done
-	$(BIN)/python benchmarks/peers/workload.py rollouts --out .peers/rollouts.json
-	for peer in generate $(PEERS); do \
-		$(BIN)/python benchmarks/peers/compare.py $$peer --workload .peers/rollouts.json --pairs 3 || exit 1; \
-	done
-	$(BIN)/python benchmarks/peers/workload.py update --out .peers/update.json
-	$(BIN)/python benchmarks/peers/compare.py trl --workload .peers/update.json --pairs 3
+	-$(BIN)/python benchmarks/peers/install.py $(PEERS)
+	$(BIN)/python benchmarks/peers/workload.py rollouts $(ROLLOUTS) --out .peers/rollouts.json
+	$(BIN)/python benchmarks/peers/workload.py update $(UPDATE) --out .peers/update.json
+	$(BIN)/python benchmarks/peers/compare.py .peers/rollouts.json .peers/update.json \
+		--peers generate $(PEERS) --pairs $(PAIRS) --json .peers/results.json
 
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,10 @@
-"""Runs the same workload on DeedRL and a peer in turn (A B A B …) and reports the median of the pairwise ratios.
+"""Runs the same workloads on DeedRL and on peers in turn (A B A B …) and reports medians of pairwise ratios.
 
-    python benchmarks/peers/compare.py trl --workload /tmp/rollouts.json --pairs 5
+    python benchmarks/peers/compare.py .peers/rollouts.json .peers/update.json --peers trl vllm --pairs 5
 
 Each engine is a process of its own in its own virtual environment (`install.py`); only one works at a time. Loading a
-model is not counted, nor is a first repetition unless `--cold` asks for it.
+model is not counted, nor is a first repetition unless `--cold` asks for it. A peer that fails is reported at the end
+and leaves the others' results alone.
 """
 
 from __future__ import annotations
@@ -11,115 +12,114 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from processes import Engine, EngineFailed, script_of
+
 from deedrl.benchmarks.measure import this_machine
 
-HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = Path(".peers")
-"""Where `install.py` puts a peer's virtual environment, below the current folder."""
-PEERS = ("generate", "trl", "vllm")
+OURS = "deedrl"
+PEERS = ("generate", "trl", "vllm", "llamacpp")
+
+Answer = dict[str, Any]
+"""Of one repetition: ``seconds``, ``tokens`` (sampled, or learnt from), ``peak_gb`` (of the process so far)."""
+
+FIGURES: dict[str, Callable[[Answer], float]] = {
+    "seconds": lambda answer: answer["seconds"],
+    "tokens a second": lambda answer: answer["tokens"] / answer["seconds"],
+    "peak memory, GB": lambda answer: answer["peak_gb"],
+}
+"""What is made of an answer; one row of the table each."""
 
 
-class Engine:
-    """One engine in its process."""
-
-    def __init__(self, name: str, workload: Path) -> None:
-        kind = json.loads(workload.read_text(encoding="utf-8"))["kind"]
-        script = HERE / "engines" / f"{name}_{kind}.py"
-        if not script.exists():
-            raise SystemExit(f"{name} has no engine for {kind}; expected {script}")
-        own = ENVIRONMENTS / name / "bin" / "python"
-        python = str(own) if own.exists() else sys.executable
-        self.name = name
-        self._log = Path(f"{workload}.{name}.log")
-        with self._log.open("w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [python, str(script), str(workload)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self.facts = self._answer()["ready"]
-
-    def run(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write("run\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with code {self._process.wait()}; its messages are in {self._log}")
-        return json.loads(line)
+def figures(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
+    """For each figure the medians of both engines, and of their ratio (peer to ours) within each pair."""
+    found = {}
+    for name, value in FIGURES.items():
+        ours, peer = [value(one) for one, _ in pairs], [value(other) for _, other in pairs]
+        ratios = [b / a for a, b in zip(ours, peer, strict=True)]
+        found[name] = {
+            "ours": statistics.median(ours),
+            "peer": statistics.median(peer),
+            "ratio": statistics.median(ratios),
+            "ratio_low": min(ratios),
+            "ratio_high": max(ratios),
+        }
+    return found
 
 
-def compare(ours: Engine, peer: Engine, pairs: int, warm_up: bool) -> dict[str, Any]:
-    """Measures `pairs` pairs, where asked after a first unmeasured one; both must have done as many tokens."""
+def measure(ours: Engine, peer: Engine, pairs: int, warm_up: bool) -> list[tuple[Answer, Answer]]:
+    """`pairs` pairs, where asked after a first unmeasured one. Both must have done as many tokens."""
     for engine in (ours, peer) if warm_up else ():
-        engine.run()
+        engine.ask("run")
     measured = []
     for _ in range(pairs):
-        one, other = ours.run(), peer.run()
+        one, other = ours.ask("run"), peer.ask("run")
         if one["tokens"] != other["tokens"]:
-            raise SystemExit(
-                f"{ours.name} did {one['tokens']} tokens, {peer.name} {other['tokens']}: not the same work"
+            raise EngineFailed(
+                f"{peer.name} did {other['tokens']} tokens, {ours.name} {one['tokens']}: not the same work"
             )
         measured.append((one, other))
         print(f"  {ours.name} {one['seconds']:.1f} s, {peer.name} {other['seconds']:.1f} s", flush=True)
-    ratios = [other["seconds"] / one["seconds"] for one, other in measured]
-    return {
-        "peer": peer.name,
-        "median_ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "warm_up": warm_up,
-        "tokens": measured[0][0]["tokens"],
-        "seconds": {
-            ours.name: [one["seconds"] for one, _ in measured],
-            peer.name: [other["seconds"] for _, other in measured],
-        },
-        "peak_gb": {ours.name: measured[-1][0]["peak_gb"], peer.name: measured[-1][1]["peak_gb"]},
-        "facts": {ours.name: ours.facts, peer.name: peer.facts},
-    }
+    return measured
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer", choices=PEERS)
-    parser.add_argument("--workload", type=Path, required=True, help="from workload.py")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="no unmeasured repetition first: for peers that take long")
-    parser.add_argument("--out", type=Path, help="a file for everything measured, as JSON")
-    options = parser.parse_args()
-    engines = [Engine(name, options.workload) for name in ("deedrl", options.peer)]
+def compare(workload: Path, kind: str, peer: str, pairs: int, warm_up: bool) -> dict[str, Any]:
+    """All that is known of one comparison, as plain data; with ``failed`` instead of figures where it went wrong."""
+    print(f"{kind}, {peer}:", flush=True)
+    result: dict[str, Any] = {"work": kind, "peer": peer, "warm_up": warm_up}
     try:
-        result = compare(*engines, options.pairs, warm_up=not options.cold)
-    finally:
-        for engine in engines:
-            engine.stop()
+        # The peer first: if it cannot be started, nothing is waited for.
+        with Engine(peer, workload, kind) as other, Engine(OURS, workload, kind) as ours:
+            measured = measure(ours, other, pairs, warm_up)
+            facts = {OURS: ours.facts, peer: other.facts}
+    except EngineFailed as error:
+        print(f"  failed: {error}", flush=True)
+        return result | {"failed": str(error)}
+    answers = {OURS: [one for one, _ in measured], peer: [other for _, other in measured]}
+    return result | {"figures": figures(measured), "answers": answers, "facts": facts}
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """A row a figure, in Markdown; then a line for each comparison that failed."""
+    lines = [
+        "| work | peer | figure | DeedRL | peer's | peer to DeedRL | lowest to highest | pairs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        for name, row in result.get("figures", {}).items():
+            lines.append(
+                f"| {result['work']} | {result['peer']} | {name} | {row['ours']:.4g} | {row['peer']:.4g} | "
+                f"{row['ratio']:.2f} | {row['ratio_low']:.2f} to {row['ratio_high']:.2f} | "
+                f"{len(result['answers'][OURS])} |"
+            )
+    failed = [result for result in results if "failed" in result]
+    return "\n".join([*lines, *(f"FAILED {one['work']}, {one['peer']}: {one['failed']}" for one in failed)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", type=Path, nargs="+", help="from workload.py")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="those without an engine are left out")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--cold", action="store_true", help="no unmeasured repetition first: for peers that take long")
+    parser.add_argument("--json", type=Path, help="a file for everything measured, written after each comparison")
+    options = parser.parse_args()
     machine = this_machine()
-    result["machine"] = {name: getattr(machine, name) for name in machine.__struct_fields__}
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    medians = {name: statistics.median(seconds) for name, seconds in result["seconds"].items()}
-    rates = {name: result["tokens"] / second for name, second in medians.items()}
-    print(
-        f"{options.peer}: DeedRL is {result['median_ratio']:.2f} times as fast (median of {options.pairs} pairs, "
-        f"{min(result['ratios']):.2f} to {max(result['ratios']):.2f}); tokens a second: "
-        + ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-    )
+    results: list[dict[str, Any]] = []
+    for workload in options.workloads:
+        kind = json.loads(workload.read_text(encoding="utf-8"))["kind"]
+        for peer in (peer for peer in options.peers if script_of(peer, kind).exists()):
+            results.append(compare(workload, kind, peer, options.pairs, warm_up=not options.cold))
+            if options.json:
+                facts = {name: getattr(machine, name) for name in machine.__struct_fields__}
+                options.json.write_text(json.dumps({"machine": facts, "comparisons": results}, indent=1) + "\n")
+    print("\n" + table(results))
+    return int(any("failed" in result for result in results))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

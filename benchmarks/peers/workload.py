@@ -58,12 +58,15 @@ def rollouts(options: argparse.Namespace, model: dict[str, Any]) -> dict[str, An
 def update(options: argparse.Namespace, model: dict[str, Any]) -> dict[str, Any]:
     settings = UpdateSettings(tasks=options.tasks, siblings=options.siblings)
     samples = made_up_batch(settings, model["vocabulary"])
+    rows = min(options.micro_batch_rows, len(samples))
+    if len(samples) % rows:
+        raise SystemExit(f"--micro-batch-rows: expected a divisor of the {len(samples)} episodes, got {rows}")
     print(f"{len(samples)} episodes of {len(samples[0].ids)} tokens")
     return {
         "siblings": settings.siblings,
         "rank": settings.rank,
         "micro_batch_tokens": settings.micro_batch_tokens,
-        "micro_batch_rows": options.micro_batch_rows,
+        "micro_batch_rows": rows,
         "gradient_checkpointing": options.gradient_checkpointing,
         "rows": [
             {"ids": sample.ids, "action_mask": sample.action_mask, "advantage": max(sample.advantages, key=abs)}

@@ -1,5 +1,6 @@
-"""The protocol between `compare.py` and an engine: a line on stdin asks for one repetition, a JSON line answers.
+"""The protocol between `processes.py` and an engine: a JSON line on stdin asks for something, a JSON line answers.
 
+``{"do": "run"}`` asks for one repetition of the workload, ``{"do": "save", "folder": …}`` for the trained adapter.
 Engines run in virtual environments of their own, so this file needs the standard library alone.
 """
 
@@ -28,24 +29,31 @@ os.dup2(2, 1)
 class Requests:
     """Stdin and stdout of an engine. What its library prints goes to stderr.
 
-    `facts` (versions, settings) are told once, when the engine is ready.
+    `facts` (versions, settings) are told once, when the engine is ready. `save` writes what is trained into a folder.
     """
 
-    def __init__(self, **facts: Any) -> None:
+    def __init__(self, save: Callable[[Path], object] | None = None, **facts: Any) -> None:
+        self._save = save
         self._began = 0.0
         self._tell({"ready": facts})
 
-    def wait(self) -> None:
+    def wait(self) -> dict[str, Any]:
         """Returns when a repetition is asked for, and starts its clock; ends the process when none will be."""
-        if not sys.stdin.readline():
-            raise SystemExit(0)
-        self._began = time.perf_counter()
+        for line in iter(sys.stdin.readline, ""):
+            request: dict[str, Any] = json.loads(line)
+            if request["do"] == "run":
+                self._began = time.perf_counter()
+                return request
+            assert self._save is not None, "this engine trains nothing that could be saved"
+            self._save(Path(request["folder"]))
+            self._tell({"saved": request["folder"]})
+        raise SystemExit(0)
 
-    def answer(self, tokens: int) -> None:
+    def answer(self, tokens: int, **more: Any) -> None:
         """The repetition is over; `tokens` says how much was done."""
         seconds = time.perf_counter() - self._began
         peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        self._tell({"seconds": seconds, "tokens": tokens, "peak_gb": peak_gb})
+        self._tell({"seconds": seconds, "tokens": tokens, "peak_gb": peak_gb, **more})
 
     def _tell(self, message: dict[str, Any]) -> None:
         _ANSWERS.write(json.dumps(message) + "\n")
