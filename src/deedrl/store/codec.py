@@ -158,7 +158,7 @@ def _finite_texts(trajectory: Trajectory) -> list[str] | None:
     texts: list[str] = []
     pending: list[Any] = [trajectory]
     for value in pending:
-        kind = type(value)
+        kind: Any = type(value)
         if kind is str:
             texts.append(value)
         elif kind in _PLAIN:
