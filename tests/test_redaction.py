@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deedrl.redaction import REDACTED, holds_key, is_secret_name, mask_keys, redact, redact_text, strip_ansi
 
@@ -29,20 +31,24 @@ def test_H14_ordinary_names(name):
     assert not is_secret_name(name)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "sk-proj-Ab3dEfGh1jKlMnOpQrSt",
-        "sk-abcdefghijklmnopqrstuvwx",
-        "hf_AbCdEfGhIjKlMnOpQrStUvWx",
-        "ghp_0123456789abcdefghij0123456789abcdef",
-        "AKIAIOSFODNN7EXAMPLE",
-        "xoxb-1234567890-abcdef",
-        "AIzaSyA-0123456789abcdefghijklmnopqrstu",
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-        "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
-    ],
-)
+KEYS = [
+    "sk-proj-Ab3dEfGh1jKlMnOpQrSt",
+    "sk-abcdefghijklmnopqrstuvwx",
+    "hf_AbCdEfGhIjKlMnOpQrStUvWx",
+    "ghp_0123456789abcdefghij0123456789abcdef",
+    "github_pat_0123456789abcdefghij_0123456789",
+    "glpat-0123456789abcdefghij",
+    "wandb_v1_0123456789abcdefghij",
+    "AKIAIOSFODNN7EXAMPLE",
+    "xoxb-1234567890-abcdef",
+    "ASIAIOSFODNN7EXAMPLE",
+    "AIzaSyA-0123456789abcdefghijklmnopqrstu",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+    "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
 def test_H14_key_shapes_are_masked_wherever_they_stand(key):
     assert mask_keys(f"see\n{key} here") == f"see\n{REDACTED} here"
 
@@ -130,9 +136,37 @@ def test_H14_long_words_take_linear_time():
     assert redact_text("a" * 300_000) == "a" * 300_000
 
 
-def test_holds_key():
-    assert holds_key("line\nsk-0123456789abcdefghij")
+INTRODUCED = ["Bearer abcdef0123456789ABCDEF", "postgres://bob:hunter2@db/x"]
+PARTS = [
+    *KEYS,
+    *INTRODUCED,
+    *"_-A: x",
+    "hf_",
+    "sk-",
+    "gh",
+    "s_",
+    "AK",
+    "earer ",
+    "://",
+    "eyJ",
+    "xox",
+    "0123456789abcdefghij",
+]
+
+
+@pytest.mark.parametrize("key", [*KEYS, *INTRODUCED])
+def test_holds_key_of_each_shape(key):
+    assert holds_key(key)
+    assert holds_key(f"line\n{key}")
+
+
+def test_holds_no_key():
     assert not holds_key("risk-free desk-work")
+
+
+@given(st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=6).map("".join))
+def test_holds_key_exactly_where_masking_changes_a_text(text):
+    assert holds_key(text) == (mask_keys(text) != text)
 
 
 @pytest.mark.parametrize(

@@ -251,3 +251,12 @@ def test_H14_key_in_a_tool_result_is_not_stored(make):
 def test_H14_a_job_about_passwords_is_stored_as_it_is(make):
     trajectory = make(observation="password: hunter2secret, token: 12345678")
     assert decode(encode(trajectory)) == trajectory
+
+
+@pytest.mark.parametrize("text", ["x", "\ud800"])
+def test_parameters_that_contain_themselves_are_refused(make, text):
+    parameters = {"text": text}
+    parameters["self"] = parameters
+    step = msgspec.structs.replace(make().steps[0], action=Action(tool_name="t", parameters=parameters))
+    with pytest.raises(StoreError, match="expected values that JSON can hold"):
+        encode(make(steps=(step,)))

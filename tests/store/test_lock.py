@@ -9,7 +9,7 @@ from portalocker import Lock
 from portalocker.exceptions import LockException
 
 from deedrl.errors import StoreError
-from deedrl.store import TrajectoryStore, jsonl
+from deedrl.store import TrajectoryStore, files, jsonl
 
 
 @pytest.fixture
@@ -108,6 +108,6 @@ def test_a_file_system_without_locks_is_told_at_once(store, make, monkeypatch):
     def refused(*_, **__):
         raise LockException("Function not implemented")
 
-    monkeypatch.setattr(jsonl.Lock, "acquire", refused)
+    monkeypatch.setattr(files, "lock", refused)
     with pytest.raises(StoreError, match=r"cannot lock .*jsonl\.lock: Function not implemented; put the run on"):
         store.append(make())

@@ -12,13 +12,14 @@ import anyio
 import msgspec
 
 from deedrl.environments.contract import checked_state_hash
+from deedrl.environments.environment import Environment
 from deedrl.parsing.parser import parse_action
 from deedrl.policies.policy import CompletionRequest, ContextFull, Policy
 from deedrl.rewards.rubric import Rubric
 from deedrl.rollouts.calls import CallTimeout
 from deedrl.rollouts.limits import Limits, LoopDetector, TokenBudget
 from deedrl.rollouts.prompting import PromptVariant, rejection_message, result_message, system_prompt, user_message
-from deedrl.rollouts.slot import EnvironmentSlot
+from deedrl.rollouts.slot import AnyEnvironment, EnvironmentSlot
 from deedrl.seeding import derive_seed
 from deedrl.types import (
     Action,
@@ -102,6 +103,8 @@ class Episode:
         self.ending: TerminationReason | None = None
         self.tools: tuple[ToolSchema, ...] = ()
         self._slot = slot
+        self._base: Environment
+        self._wrapped: AnyEnvironment
         self._policy = policy
         self._limits = limits
         self._phase: Literal["reset", "policy", "step", "verify"] = "reset"
@@ -122,7 +125,7 @@ class Episode:
     async def reset(self) -> None:
         """Fresh state for the task; then the system prompt and the user message."""
         await self._slot.build(self._limits.call_timeout_s)
-        base, wrapped = self._slot.base, self._slot.wrapped
+        self._base, self._wrapped = base, wrapped = self._slot.base, self._slot.wrapped
         seed = environment_seed(self.spec.seed)
         options = {"task": self.spec.task}
         limit_s = self._limits.call_timeout_s + getattr(base, "reset_grace_s", 0.0)
@@ -232,7 +235,7 @@ class Episode:
         """Reads the verdict from the final state; after a time-out only if the environment can still be read."""
         self._phase = "verify"
         if self._verdict is None and not self._slot.stuck:
-            self._verdict = await self._slot.call(self._slot.base.current_verdict, self._limits.call_timeout_s)
+            self._verdict = await self._slot.call(self._base.current_verdict, self._limits.call_timeout_s)
 
     def scored(self, rubric: Rubric | None) -> Trajectory:
         trajectory = self._trajectory()
@@ -269,12 +272,12 @@ class Episode:
             await self._policy.release(self.spec.episode_id)
 
     def _step(self, action: Action) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        base = self._slot.base
+        base = self._base
         self._state_hash = checked_state_hash(base.state_hash(), type(base).__name__)
-        return self._slot.wrapped.step(action)
+        return self._wrapped.step(action)
 
     def _call_limit_s(self, tool_name: str | None) -> float:
-        base = self._slot.base
+        base = self._base
         tool = base.toolbox.get(tool_name or "")
         limit_s = min(tool.timeout_s, self._limits.call_timeout_s) if tool else self._limits.call_timeout_s
         return min(limit_s + getattr(base, "limit_grace_s", LIMIT_GRACE_S), self._remaining_s())

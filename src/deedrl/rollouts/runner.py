@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 
 from deedrl.errors import DeedRLError
 from deedrl.policies.policy import Policy
@@ -124,7 +124,7 @@ class _Run:
         try:
             for index, spec in self._specs:
                 self._claim(spec)
-                await anyio.lowlevel.checkpoint()  # or one worker whose episodes fail at once would take all specs
+                await asyncio.sleep(0)  # or one worker whose episodes fail at once would take all specs
                 trajectory = await self._play(spec, slot)
                 self._finished[index] = trajectory
                 if self._on_trajectory is not None:

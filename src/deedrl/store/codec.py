@@ -7,9 +7,11 @@ NaN and infinities, because a number that is not one must never come back as a r
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_origin
 
 import msgspec
 
@@ -44,23 +46,17 @@ def encode(trajectory: Trajectory) -> bytes:
 
     Raises StoreError that names the field for NaN, an infinity, or a value JSON has no form for.
     """
-    texts: list[str] = []
-    if not _all_finite((trajectory,), texts):
-        raise StoreError(
-            f"episode '{trajectory.episode_id}': expected a finite number in {find_nonfinite(trajectory)}, got NaN or "
-            "infinity; a value that could not be measured is None (see what produced it: a reward term or a logit "
-            "overflow)"
-        )
     try:
-        line = _encoder.encode_lines((trajectory,))
-    except UnicodeEncodeError:
-        return _encode_cleaned(trajectory)
-    except (TypeError, OverflowError, RecursionError) as error:
-        raise StoreError(
-            f"episode '{trajectory.episode_id}': expected values that JSON can hold, got: {error}; "
-            "let tools and verifiers return plain numbers, texts, lists and mappings"
-        ) from error
-    return _encode_cleaned(trajectory) if holds_key("\n".join(texts)) else line
+        line = _plain_line(trajectory)
+    except RecursionError as error:
+        raise _no_form(trajectory, error) from error
+    except (TypeError, OverflowError) as error:
+        place = find_nonfinite(trajectory)
+        raise (_no_form(trajectory, error) if place is None else _not_finite(trajectory, place)) from error
+    texts = _finite_texts(trajectory)
+    if texts is None:
+        raise _not_finite(trajectory, find_nonfinite(trajectory))
+    return _encode_cleaned(trajectory) if line is None or holds_key("\n".join(texts)) else line
 
 
 def decode(line: bytes) -> Trajectory:
@@ -89,6 +85,20 @@ def _diagnose(line: bytes, error: Exception) -> StoreError:
     return _newer(version) if version > SCHEMA_VERSION else InvalidRecord(f"not a trajectory ({error})")
 
 
+def _no_form(trajectory: Trajectory, error: Exception) -> StoreError:
+    return StoreError(
+        f"episode '{trajectory.episode_id}': expected values that JSON can hold, got: {error}; "
+        "let tools and verifiers return plain numbers, texts, lists and mappings"
+    )
+
+
+def _not_finite(trajectory: Trajectory, place: str | None) -> StoreError:
+    return StoreError(
+        f"episode '{trajectory.episode_id}': expected a finite number in {place}, got NaN or infinity; a value that "
+        "could not be measured is None (see what produced it: a reward term or a logit overflow)"
+    )
+
+
 def _newer(version: int) -> NewerSchema:
     return NewerSchema(
         f"expected trajectory schema version {SCHEMA_VERSION} or older, got {version}; "
@@ -97,6 +107,18 @@ def _newer(version: int) -> NewerSchema:
 
 
 # ---------------------------------------------------------------- cleaning
+
+
+def _plain_line(trajectory: Trajectory) -> bytes | None:
+    """The line without any change; None if a text holds half of a surrogate pair.
+
+    Raises TypeError, OverflowError or RecursionError (for what contains itself) where JSON has no form.
+    """
+    try:
+        return _encoder.encode_lines((trajectory,))
+    except UnicodeEncodeError:
+        msgspec.to_builtins(trajectory)
+        return None
 
 
 def _encode_cleaned(trajectory: Trajectory) -> bytes:
@@ -120,38 +142,52 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 # ---------------------------------------------------------------- inspecting
 
+_NUMBERS = frozenset({int, float})
 _PLAIN = frozenset({int, bool, type(None)})
+_NEITHER = frozenset({int, bool, int | None, tuple[int, ...]})
+"""Annotations of fields that hold neither text nor decimal numbers; so do Literals."""
 _ROWS = frozenset({tuple, list})
 
 
-def _all_finite(values: Iterable[Any], texts: list[str]) -> bool:
-    """Whether all numbers in and below `values` are finite; `texts` gets every string on the way.
+def _finite_texts(trajectory: Trajectory) -> list[str] | None:
+    """Every text in `trajectory`, names of parameters included; None if one of its numbers is NaN or infinite.
 
-    Done carelessly this costs several times what encoding does. So exact types are asked for first, and rows of numbers
-    are added up instead of looked at one by one.
+    Done carelessly this costs several times what encoding does. So one list takes what is still to be looked at, exact
+    types are asked for first, and rows of numbers are added up instead of looked at one by one.
     """
-    for value in values:
-        kind = type(value)
+    texts: list[str] = []
+    pending: list[Any] = [trajectory]
+    for value in pending:
+        kind: Any = type(value)
         if kind is str:
             texts.append(value)
         elif kind in _PLAIN:
             continue
         elif kind is float:
             if not math.isfinite(value):
-                return False
+                return None
         elif kind in _ROWS:
-            if not (_is_numeric(value) and math.isfinite(_total(value))) and not _all_finite(value, texts):
-                return False
-        elif isinstance(value, msgspec.Struct):
-            if not _all_finite(msgspec.structs.astuple(value), texts):
-                return False
+            if value and not (type(value[0]) in _NUMBERS and math.isfinite(_total(value))):
+                pending.extend(value)
         elif kind is dict:
-            texts.extend([name for name in value if isinstance(name, str)])
-            if not _all_finite(value.values(), texts):
-                return False
-        elif not _all_finite(_as_plain(value), texts):
-            return False
-    return True
+            pending.extend(value)
+            pending.extend(value.values())
+        elif isinstance(value, msgspec.Struct):
+            pending.extend(_reader(kind)(value))
+        else:
+            pending.extend(_as_plain(value))
+    return texts
+
+
+@functools.cache
+def _reader(kind: type[msgspec.Struct]) -> Callable[[Any], Sequence[Any]]:
+    """Takes from a record of this class the fields that may hold text or decimal numbers, by their annotations."""
+    names = [
+        field.name
+        for field in msgspec.structs.fields(kind)
+        if field.type not in _NEITHER and get_origin(field.type) is not Literal
+    ]
+    return operator.attrgetter(*names) if len(names) > 1 else msgspec.structs.astuple
 
 
 def _as_plain(value: Any) -> Iterable[Any]:
@@ -190,7 +226,7 @@ def _path_of_nonfinite(value: Any) -> str | None:
 
 
 def _is_numeric(values: list[Any] | tuple[Any, ...]) -> bool:
-    return bool(values) and type(values[0]) in (int, float) and type(values[-1]) in (int, float)
+    return bool(values) and type(values[0]) in _NUMBERS and type(values[-1]) in _NUMBERS
 
 
 def _total(values: list[Any] | tuple[Any, ...]) -> float:

@@ -49,19 +49,18 @@ class EpisodeIndex:
         self.read_up_to = 0
         """Offset behind the last line that was complete when last looked at."""
         self.size = 0
-        self.exists = False
         self.origins: set[Origin] = set()
         self._ids: set[str] = set()
 
     def refresh(self) -> None:
         """Takes in what was appended since the last call; starts over if the file became shorter."""
         try:
-            size, exists = self.path.stat().st_size, True
+            size = self.path.stat().st_size
         except FileNotFoundError:
-            size, exists = 0, False
+            size = 0
         if size < self.size:
             self._clear()
-        self.size, self.exists = size, exists
+        self.size = size
         if size == self.read_up_to:
             return
         for offset, line in read_lines(self.path, self.read_up_to, size):

@@ -18,23 +18,21 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
-from portalocker import LOCK_EX, LOCK_NB, Lock
 from portalocker.exceptions import AlreadyLocked, LockException
 
 from deedrl.errors import StoreError
 from deedrl.files import sync_folder
 from deedrl.store import codec
-from deedrl.store.files import append_bytes, read_line_at, read_lines
+from deedrl.store.files import append_bytes, locked, read_line_at, read_lines
 from deedrl.store.index import EpisodeIndex, Origin, repeated_episodes
 from deedrl.types import Record, Trajectory
 
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
-LOCK_CHECK_S = 0.005
 MAX_LISTED_BAD_LINES = 100
 
 
@@ -116,8 +114,7 @@ class TrajectoryStore:
         records = [self._stamped(trajectory) for trajectory in trajectories]
         lines = [codec.encode(record) for record in records]
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock():
+            with locked(self._lock_path, LOCK_TIMEOUT_S):
                 return self._append_locked(records, lines)
         except AlreadyLocked as error:
             raise StoreError(
@@ -134,10 +131,6 @@ class TrajectoryStore:
                 "Free space or fix the permissions, then give the same command again to resume"
             ) from error
 
-    def _lock(self) -> Lock[IO[str]]:
-        """A new one each time: threads that share one would not exclude each other."""
-        return Lock(self._lock_path, flags=LOCK_EX | LOCK_NB, timeout=LOCK_TIMEOUT_S, check_interval=LOCK_CHECK_S)
-
     def _append_locked(self, records: list[Trajectory], lines: list[bytes]) -> int:
         self._index.refresh()
         self._refuse_other_runs()
@@ -150,12 +143,11 @@ class TrajectoryStore:
         return len(new_ids)
 
     def _write(self, data: bytes) -> int:
-        created = not self._index.exists
-        with self.path.open("ab+", buffering=0) as file:
+        with open(self.path, "ab+", buffering=0) as file:
             offset = append_bytes(file, data)
             if self._sync_is_due():
                 os.fsync(file.fileno())
-                if created:
+                if offset == 0:
                     # The record is in the file; a failure here must not make the caller append it again.
                     with contextlib.suppress(OSError):
                         sync_folder(self.path.parent)
@@ -173,7 +165,6 @@ class TrajectoryStore:
         for record in records:
             self._index.add(record.episode_id, Origin(record.provenance.run_id, record.provenance.config_hash))
         self._index.read_up_to = self._index.size = end
-        self._index.exists = True
 
     # ---------------------------------------------------------------- whose records
 

@@ -156,6 +156,29 @@ def test_state_is_one_real_file_that_is_gone_after_close(desk: SupportDesk, scar
     assert not path.parent.exists()
 
 
+def test_a_desk_is_usable_after_a_failed_reset_and_after_close(desk: SupportDesk, scarf: Task, act: Make) -> None:
+    desk.reset(options={"task": scarf})
+    fresh = desk.state_hash()
+    with pytest.raises(TaskError):
+        desk.reset(options={"task": msgspec.structs.replace(scarf, initial_state={"orders": [[1]]})})
+    desk.reset(options={"task": scarf})
+    assert desk.state_hash() == fresh
+    desk.close()
+    desk.close()
+    desk.reset(options={"task": scarf})
+    assert desk.state_hash() == fresh
+
+
+def test_numbers_of_rows_start_anew_in_each_episode(desk: SupportDesk, scarf: Task, act: Make) -> None:
+    logs = []
+    for _ in range(2):
+        desk.reset(options={"task": scarf})
+        observe(desk, act("search_order", query="4821"))
+        observe(desk, act("issue_refund", order_id="4821", amount=24.95))
+        logs.append([read_table(desk.connection, table) for table in TABLES])
+    assert logs[0] == logs[1]
+
+
 def test_bad_rows_are_a_task_error_that_names_the_table(desk: SupportDesk, scarf: Task) -> None:
     state = {**scarf.initial_state, "orders": [["4821", 1]]}
     with pytest.raises(TaskError, match=r"initial_state\['orders'\]"):

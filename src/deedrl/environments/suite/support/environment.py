@@ -13,7 +13,7 @@ from deedrl.environments.environment import Environment
 from deedrl.environments.suite.support import generator, views
 from deedrl.environments.suite.support.demonstrations import demonstrate
 from deedrl.environments.suite.support.goal import DenyReason, EscalateReason, read_goal
-from deedrl.environments.suite.support.schema import TABLES, TICKET_ID, create_database, read_table
+from deedrl.environments.suite.support.schema import TABLES, TICKET_ID, Books, read_table
 from deedrl.environments.suite.support.verifier import judge
 from deedrl.errors import ToolError
 from deedrl.tools.tool import tool
@@ -44,12 +44,15 @@ class SupportDesk(Environment):
     blocking: ClassVar[bool] = False
     connection: sqlite3.Connection
 
-    def setup(self, task: Task) -> None:
-        self.connection = create_database(self.workspace / "desk.sqlite", task)
+    def __init__(self) -> None:
+        self._books = Books()
 
-    def teardown(self) -> None:
-        if hasattr(self, "connection"):
-            self.connection.close()
+    def setup(self, task: Task) -> None:
+        self.connection = self._books.renew(task)
+
+    def close(self) -> None:
+        super().close()
+        self._books.close()
 
     def verify(self, task: Task) -> Verdict:
         return judge(self.connection, task)
