@@ -2,8 +2,8 @@
 
 The process is small enough to list all its episodes, and is played as tokens with what tools say between them. It has
 three states and two actions (tokens). An action may end the turn: then a tool answers with some tokens and the
-environment may pay for the step. Some ends reach the goal, some give up, and a limit of tokens cuts what goes on. As all
-paths up to the limit are known with their probabilities, means over episodes are sums, without noise.
+environment may pay for the step. Some ends reach the goal, some give up, and a limit of tokens cuts what goes on. As
+all paths up to the limit are known with their probabilities, means over episodes are sums, without noise.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def gradient_up_to(logits: Tensor, limit: int, gamma: float = 1.0, *, discounted
 
 
 def gradient_under(logits: Tensor, limit: int, critic: Tensor, lam: float) -> Tensor:
-    """What GAE's mean must be with this critic [S], by dynamic programming over the process: no episode is looked at."""
+    """What GAE's mean must be with this critic [S], by dynamic programming; no episode is looked at."""
     policy = softmax(logits).exp().detach()
     later, by_time = torch.zeros(STATES, ACTIONS, dtype=logits.dtype), []
     for _ in range(limit):

@@ -147,8 +147,8 @@ class ValueLoss:
 def value_loss(values: Tensor, recorded: Tensor, returns: Tensor, weights: Tensor, *, clip: float | None) -> ValueLoss:
     """Half the squared error of a critic's `values`, kept near those `recorded` before the update.
 
-    Per token: max((v - R)², (recorded + clamp(v - recorded, -clip, clip) - R)²) / 2, as in the PPO of OpenAI's baselines
-    (not in the paper); clip None leaves the second part out.
+    Per token: max((v - R)², (recorded + clamp(v - recorded, -clip, clip) - R)²) / 2, as in the PPO of OpenAI's
+    baselines (not in the paper); clip None leaves the second part out.
     """
     error = (values - returns).square()
     clipped = torch.zeros_like(error)

@@ -28,7 +28,8 @@ class Batch:
     predicts the token `targets` [M]: every pair that some sample needs, once. The N action tokens of all S samples lie
     flat: `predictions` [N] says which of the M each is, `sample_of` [N] whose it is; `logprobs`, `advantages`, and of a
     critic `values`, `returns` [N] float32; `weights` [S]. `given_as` [S] says which of the samples given to `pack` each
-    is. After the last token of the E samples `end_of` [E] that a limit cut, the hidden states at `end_slots` [E] follow.
+    is. The hidden states at `end_slots` [E] are those after the last token of the E samples `end_of` [E] that a limit
+    cut.
     """
 
     prefix_ids: Tensor
@@ -261,7 +262,7 @@ class _FlatTokens:
         self.ends: list[tuple[int, int]] = []
 
     def add(self, sample: TrainingSample, place: int, start: int, slots: Sequence[int]) -> None:
-        """`slots` are those of the sample's tokens from position `start` on; `place` is the sample's among those given."""
+        """`slots` are those of the sample's tokens from position `start` on; `place` is its place among those given."""
         row = len(self.weights)
         for position, action in enumerate(sample.action_mask):
             if action:
