@@ -235,7 +235,7 @@ def estimated(case: Case) -> float:
     settings = MemorySettings(
         samples=case.samples,
         reference=not case.samples,
-        critic=False,
+        critic="none",
         tuning=case.tuning,
         rank=RANK,
         bf16=False,

@@ -22,7 +22,7 @@ from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
 from deedrl.evaluation.figures import share
 from deedrl.evaluation.metrics import compute_metrics
-from deedrl.pipeline import grpo_stage, sft_stage
+from deedrl.pipeline import grpo_stage, online, sft_stage
 from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
@@ -277,8 +277,8 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """Folder, last figures and warnings of a grpo stage whose validations go up and then down, all alarms raised."""
     scores = {0: 0.25, 2: 0.75, 4: 0.5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_stage, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
-        patch.setattr(grpo_stage, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
+        patch.setattr(online, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
+        patch.setattr(online, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
         patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
         folder, progress = tmp_path_factory.mktemp("runs") / "watched", Listening()
@@ -419,15 +419,16 @@ def test_sft_ends_at_the_first_validation_that_reaches_its_target(
     assert ended["metrics"]["steps"] == 4
 
 
+@pytest.mark.parametrize("at", [2, 3], ids=["after_a_validation", "between_validations"])
 def test_E08_a_run_that_fails_inside_grpo_resumes_to_the_same_parameters(
-    finished: Path, recipe_file: Path, tmp_path: Path
+    finished: Path, recipe_file: Path, tmp_path: Path, at: int
 ) -> None:
     recipe = load_recipe(recipe_file, [])
     with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
-        run_recipe(recipe, run, Interrupting("grpo", at=3))
+        run_recipe(recipe, run, Interrupting("grpo", at=at))
     saved = CheckpointFolder(tmp_path / "run" / "checkpoints" / "grpo").latest()
     assert saved is not None
-    assert saved.step == 3
+    assert saved.step == at
     with Run.open(tmp_path / "run", recipe) as run:
         run_recipe(recipe, run, make_progress("quiet"))
     assert_same_result(finished, tmp_path / "run", tolerance=0.0)

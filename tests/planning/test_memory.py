@@ -34,7 +34,7 @@ LOAD = Load(prefix_tokens=40, own_tokens=80, episodes=6, group_size=3, micro_bat
 
 def settings(**changes: Any) -> MemorySettings:
     plain = MemorySettings(
-        samples=True, reference=True, critic=False, tuning="lora", rank=4, bf16=False, gpus=0, load=LOAD
+        samples=True, reference=True, critic="none", tuning="lora", rank=4, bf16=False, gpus=0, load=LOAD
     )
     return replace(plain, **changes)
 
@@ -159,8 +159,12 @@ def test_mapped_blocks_leave_almost_no_holes() -> None:
     assert of(mapped=True).activations < 0.7 * of().activations
 
 
-def test_a_critic_costs_a_second_model() -> None:
-    assert of(critic=True, tuning="full").peak - of(tuning="full").peak == 12 * EMBEDDED.parameters
+def test_a_critic_costs_what_it_has_of_its_own() -> None:
+    assert of(critic="model", tuning="full").peak - of(tuning="full").peak == 12 * EMBEDDED.parameters
+    adapter = EMBEDDED.adapter(4)
+    assert of(critic="adapter").peak - of().peak == pytest.approx(12 * adapter)
+    assert of(critic="model").peak - of().peak == pytest.approx(12 * adapter + 4 * EMBEDDED.parameters)
+    assert of(critic="value_head") == of()
 
 
 @pytest.mark.parametrize("gpus", [2, 8])

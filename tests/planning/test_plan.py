@@ -46,11 +46,17 @@ def test_supervised_learning_neither_samples_nor_has_a_reference() -> None:
     assert time.total == time.update
 
 
-def test_ppo_takes_longer_and_more_memory_than_grpo() -> None:
-    assert step_time(request(algorithm="ppo")).update > 2 * step_time(request()).update
+def test_ppo_takes_longer_and_with_a_model_for_the_critic_more_memory_than_grpo() -> None:
+    grpo = step_time(request()).update
+    assert step_time(request(algorithm="ppo")).update == pytest.approx(1.5 * grpo)
+    assert step_time(request(algorithm="ppo", critic="adapter")).update == pytest.approx(2.5 * grpo)
     load = Load(micro_batch_tokens=512)
-    grpo, ppo = (request(SEVEN, algorithm=name, tuning="full", load=load).memory for name in ("grpo", "ppo"))
-    assert ppo.peak - grpo.peak == 12 * SEVEN.parameters
+    policy = request(SEVEN, tuning="full", load=load).memory
+    head, model = (
+        request(SEVEN, algorithm="ppo", critic=c, tuning="full", load=load).memory for c in ("value_head", "model")
+    )
+    assert head.peak == policy.peak
+    assert model.peak - policy.peak == 12 * SEVEN.parameters
 
 
 def test_dtype_follows_the_machine_unless_told() -> None:
@@ -66,6 +72,8 @@ def test_dtype_follows_the_machine_unless_told() -> None:
     [
         ({"tuning": "full", "dtype": "bf16"}, "--dtype: expected fp32"),
         ({"rank": 1000}, "--rank: expected at most .* 576, got 1000"),
+        ({"algorithm": "ppo", "critic": "none"}, "--critic: expected value_head, adapter or model for ppo"),
+        ({"algorithm": "ppo", "critic": "adapter", "tuning": "full"}, "--critic: expected value_head or model with"),
         ({"load": Load(group_size=1)}, "--group-size: expected at least 2"),
         ({"load": Load(episodes=4)}, "--episodes: expected at least the 6 of one group, got 4"),
     ],
@@ -152,7 +160,9 @@ def test_the_text_names_every_part_of_the_memory() -> None:
 
 def test_what_was_not_measured_says_so() -> None:
     assert notes(request()) == ()
-    assert "PPO is not built yet" in notes(request(algorithm="ppo"))[0]
+    assert notes(request(algorithm="ppo")) == ()
+    assert "DPO is not built yet" in notes(request(algorithm="dpo"))[0]
+    assert "for comparison" in notes(request(algorithm="ppo", critic="model"))[0]
     assert any("data sheets, not measured" in note for note in notes(request(machine=with_gpus(2, 24))))
     assert any("guessed from the size" in note for note in notes(request(SEVEN)))
 

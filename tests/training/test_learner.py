@@ -64,7 +64,7 @@ def test_C09_update_does_not_depend_on_the_micro_batches(kit):
 def test_memory_is_given_back_after_every_micro_batch(kit, monkeypatch):
     """Otherwise the holes that batches of different shapes leave add up over an update."""
     calls = []
-    monkeypatch.setattr("deedrl.training.learner.give_back", lambda: calls.append(1))
+    monkeypatch.setattr("deedrl.training.optimiser.give_back", lambda: calls.append(1))
     samples = kit.family()
     sft(Learner(kit.load()), samples, micro_batch_tokens=1)
     assert len(calls) == len(pack(samples, micro_batch_tokens=1)) > 1

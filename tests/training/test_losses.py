@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deedrl.training.losses import MAX_LOG_RATIO, Silent, k3, policy_loss, sample_weights, sft_loss
+from deedrl.training.losses import MAX_LOG_RATIO, Silent, k3, policy_loss, sample_weights, sft_loss, value_loss
 
 finite = st.floats(-30, 0)
 token = st.tuples(finite, finite, st.floats(-3, 3), st.floats(0, 1), finite)
@@ -129,6 +129,55 @@ def test_k3_averages_to_the_divergence():
 def test_B17_logprob_gap_is_the_sum_of_absolute_differences():
     part = loss_of([-1.0, -2.0], [-1.5, -1.0], [0.0, 0.0], [1.0, 1.0])
     assert float(part.logprob_gap) == pytest.approx(1.5)
+
+
+def test_approximate_kl_measures_how_far_the_policy_moved_from_the_sampler_and_has_no_gradient():
+    """Mean of k3 over the sampler's distribution is KL(sampler || policy)."""
+    sampler, policy = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
+    found = [float(loss_of([q], [p]).approx_kl) for p, q in zip(sampler.log(), policy.log(), strict=True)]
+    expected = (sampler * (sampler / policy).log()).sum()
+    assert float((sampler * torch.tensor(found)).sum()) == pytest.approx(float(expected), abs=1e-6)
+    far = loss_of(torch.tensor([-120.0], requires_grad=True), [-1.0]).approx_kl
+    assert torch.isfinite(far)
+    assert not far.requires_grad
+
+
+# ------------------------------------------------------------ the critic's loss
+
+
+def slow_value_loss(rows, clip):
+    """The documented formula, token by token."""
+    total = 0.0
+    for value, recorded, returned, weight in rows:
+        error = (value - returned) ** 2
+        if clip is not None:
+            near = recorded + max(-clip, min(clip, value - recorded))
+            error = max(error, (near - returned) ** 2)
+        total += weight * error / 2
+    return total
+
+
+@given(
+    rows=st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 1)), max_size=8),
+    clip=st.none() | st.floats(0.01, 2),
+)
+def test_value_loss_equals_its_slow_loop(rows, clip):
+    columns = [torch.tensor([row[i] for row in rows], dtype=torch.float64) for i in range(4)]
+    assert float(value_loss(*columns, clip=clip).loss) == pytest.approx(slow_value_loss(rows, clip), abs=1e-9)
+
+
+def value_gradient(value, recorded, returned, clip):
+    values = torch.tensor([value], requires_grad=True)
+    part = value_loss(values, torch.tensor([recorded]), torch.tensor([returned]), torch.ones(1), clip=clip)
+    part.loss.backward()
+    return values.grad.item(), int(part.clipped)
+
+
+def test_a_value_beyond_the_clip_range_moves_no_further_towards_its_return_but_may_come_back():
+    assert value_gradient(0.5, 0.0, 1.0, None) == (-0.5, 0)
+    assert value_gradient(0.1, 0.0, 1.0, 0.2) == (pytest.approx(-0.9), 0)
+    assert value_gradient(0.5, 0.0, 1.0, 0.2) == (0.0, 1)
+    assert value_gradient(0.5, 0.0, -1.0, 0.2) == (1.5, 0)
 
 
 # ------------------------------------------------------------ C11: normalisations

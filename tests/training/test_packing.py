@@ -193,3 +193,40 @@ def test_siblings_are_cut_into_batches_that_keep_to_the_limit(kit):
     assert len(batches) > 2
     assert unpacked(batches) == expected(samples)
     assert len({id(batch.prefix_ids) for batch in batches}) == 1
+
+
+# ------------------------------------------------------------ what a critic needs
+
+
+@given(rows=rows, micro_batch_tokens=st.integers(1, 40), cuts=st.lists(st.booleans(), min_size=7, max_size=7))
+@settings(deadline=None)
+def test_values_returns_and_ends_go_with_their_samples_whatever_the_cut(kit, rows, micro_batch_tokens, cuts):
+    samples = [
+        kit.sample(
+            f"e{i}",
+            *row,
+            cut=cuts[i],
+            values=tuple(float(i) for part in row for _ in part),
+            returns=tuple(i + 0.5 for part in row for _ in part),
+        )
+        for i, row in enumerate(rows)
+    ]
+    batches = pack(samples, micro_batch_tokens=micro_batch_tokens)
+    found, ends = [], []
+    for batch in batches:
+        for n, m in enumerate(batch.predictions):
+            place = int(batch.given_as[batch.sample_of[n]])
+            context = context_of(batch, int(batch.slots[m]))
+            found.append((place, context, batch.values[n].item(), batch.returns[n].item()))
+        for slot, row in zip(batch.end_slots, batch.end_of, strict=True):
+            ends.append((int(batch.given_as[row]), context_of(batch, int(slot))))
+    assert sorted(found) == sorted(
+        (i, s.ids[:at], float(i), i + 0.5) for i, s in enumerate(samples) for at, a in enumerate(s.action_mask) if a
+    )
+    assert sorted(ends) == [(i, s.ids) for i, s in enumerate(samples) if s.cut and any(s.action_mask)]
+
+
+def test_samples_keep_their_place_even_where_some_have_nothing_to_learn(kit):
+    samples = [kit.sample("none", [5, 6]), kit.sample("a", [5], [6]), kit.sample("b", [5], [7, 8])]
+    batch = kit.one_batch(samples)
+    assert sorted(batch.given_as.tolist()) == [1, 2]

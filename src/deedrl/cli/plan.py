@@ -14,6 +14,9 @@ def plan(
     gpus: Annotated[str, typer.Option(help="2x24GB, 80GB, ..., or cpu: this machine's processor.")] = "cpu",
     tuning: Annotated[Literal["lora", "full"], typer.Option(help="A LoRA adapter, or all weights.")] = "lora",
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 16,
+    critic: Annotated[
+        Literal["value_head", "adapter", "model"], typer.Option(help="What ppo's critic is built on.")
+    ] = "value_head",
     dtype: Annotated[
         Literal["auto", "bf16", "fp32"], typer.Option(help="Of frozen weights; auto: bf16 where it is fast.")
     ] = "auto",
@@ -50,6 +53,7 @@ def plan(
             tuning=tuning,
             rank=rank,
             dtype=dtype,
+            critic=critic,
             load=load,
         )
     )

@@ -9,6 +9,7 @@ from deedrl.evaluation.compare import gap_alarm
 from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
 from deedrl.pipeline.recipe import Recipe
 from deedrl.tracking.jsonl import read_metrics
+from deedrl.training.episodes import EpisodeCounts
 from deedrl.training.selection import SelectionCounts
 from deedrl.types import TerminationReason, Trajectory
 
@@ -16,6 +17,8 @@ LOGPROB_GAP = 0.1
 """Nats per action token between sampler and trainer; rounding in bf16 stays well below, float32 near 1e-6."""
 CUT_SHARE = 0.9
 """Share of completions cut by the limit from which on that is named as the reason for a step without signal."""
+BOOTSTRAPPED_SHARE = 0.5
+"""Share of episodes that a limit cut from which on PPO says so."""
 TIMEOUT_SHARE = 0.02
 """Share of episodes that ran out of time from which on that is said: they count as not solved."""
 
@@ -48,16 +51,49 @@ def timeout_alarm(episodes: Sequence[Trajectory], recipe: Recipe) -> str | None:
 def signal_alarm(figures: Mapping[str, float], counts: SelectionCounts, max_tokens: int) -> str | None:
     """The likely reason when no group of a step carried a signal, or when every completion was cut (case C24)."""
     silent = counts.groups > 0 and counts.zero_variance + counts.too_small >= counts.groups
+    if not silent:
+        return cut_alarm(figures, max_tokens)
     cut = figures["cut_share"]
-    if not silent and cut < 1.0:
-        return None
     if cut > CUT_SHARE:
-        reason = f"{cut:.0%} of completions hit sampling.max_tokens ({max_tokens}); raise it"
+        reason = _cut_words(cut, max_tokens)
     elif figures["completion"] == 0:
         reason = "no episode succeeds; give easier tasks or a stronger cold start"
     else:
         reason = "siblings earn the same; give harder tasks or a higher temperature"
-    return f"no group of this step has a signal: {reason}" if silent else reason
+    return f"no group of this step has a signal: {reason}"
+
+
+def cut_alarm(figures: Mapping[str, float], max_tokens: int) -> str | None:
+    """Speaks when the limit of a turn cut every completion (case C24)."""
+    cut = figures["cut_share"]
+    return _cut_words(cut, max_tokens) if cut >= 1.0 else None
+
+
+def _cut_words(share: float, max_tokens: int) -> str:
+    return f"{share:.0%} of completions hit sampling.max_tokens ({max_tokens}); raise it"
+
+
+def bootstrap_alarm(counts: EpisodeCounts) -> str | None:
+    """Speaks when the critic's own word stands for most outcomes, or when nothing is left to learn from."""
+    if not counts.episodes:
+        return "no episode of this step can be learnt from: none was scored, sampled freely and within the limits"
+    if counts.cut <= BOOTSTRAPPED_SHARE * counts.episodes:
+        return None
+    return (
+        f"a limit cut {counts.cut} of {counts.episodes} episodes, and the critic's value of their last state takes the "
+        "place of their reward, so that little grounds it; raise the limits, or set bootstrap_at to [] if failing "
+        "within them is failing the job"
+    )
+
+
+def step_reward_alarm(unused: int, episodes: int) -> str | None:
+    """Speaks when the environment pays for single steps and the stage does not use it."""
+    if not unused:
+        return None
+    return (
+        f"the environment pays for single steps in {unused} of {episodes} episodes, and this stage learns from the "
+        "whole episode's reward alone; make it a term of the rubric, or train with ppo and step_reward_weight above 0"
+    )
 
 
 def logprob_gap_alarm(figures: Mapping[str, float]) -> str | None:

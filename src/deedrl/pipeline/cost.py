@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deedrl.config import Settings
+from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Recipe, Sft
+from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS, TURN_TOKENS, TURNS, Load
 from deedrl.planning.machine import GIB, HIGH, LOW, Machine, Throughput, span, throughput
 from deedrl.planning.memory import Memory, MemorySettings, memory
@@ -87,26 +89,26 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
     )
 
 
-def _training(recipe: Recipe) -> list[Sft | Grpo]:
+def _training(recipe: Recipe) -> list[Sft | OnlineSettings]:
     """The stages whose settings updates follow; mining trains by those of the grpo stage."""
-    return [stage for stage in recipe.stages if isinstance(stage, Sft | Grpo)]
+    return [stage for stage in recipe.stages if isinstance(stage, Sft | OnlineSettings)]
 
 
-def _memory_settings(recipe: Recipe, stage: Sft | Grpo, machine: Machine, bf16: bool) -> MemorySettings:
+def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings, machine: Machine, bf16: bool) -> MemorySettings:
     adapter = recipe.model.adapter
     load = Load(
         prefix_tokens=PREFIX_TOKENS,
         own_tokens=min(_own_tokens(recipe), recipe.limits.max_tokens_per_episode),
         longest_tokens=_longest_tokens(recipe),
-        episodes=stage.tasks_per_step * stage.group_size if isinstance(stage, Grpo) else stage.batch_size,
-        group_size=stage.group_size if isinstance(stage, Grpo) else 1,
+        episodes=stage.batch_size if isinstance(stage, Sft) else stage.tasks_per_step * stage.group_size,
+        group_size=1 if isinstance(stage, Sft) else stage.group_size,
         micro_batch_tokens=stage.micro_batch_tokens,
         concurrency=recipe.concurrency,
     )
     return MemorySettings(
         samples=True,  # every stage plays or validates
-        reference=isinstance(stage, Grpo) and stage.kl_coefficient > 0,
-        critic=False,
+        reference=isinstance(stage, OnlineSettings) and stage.kl_coefficient > 0,
+        critic=stage.critic if isinstance(stage, Ppo) else "none",
         tuning="full" if adapter is None else "lora",
         rank=1 if adapter is None else adapter.rank,
         bf16=bf16,
@@ -140,9 +142,12 @@ def _stage_cost(recipe: Recipe, stage: AnyStage, shape: ModelShape, speed: Throu
     sampled = episodes * _turns(recipe) * _turn_tokens(recipe)
     read = PREFIX_TOKENS + prompts * TASK_TOKENS + episodes * _turns(recipe) * OBSERVATION_TOKENS
     learnt = trained * _own_tokens(recipe)
-    passes = 6 if recipe.model.adapter is None else 4
-    if isinstance(stage, Grpo) and stage.kl_coefficient:
-        passes += 2  # the reference's forward pass
+    passes: float = 6 if recipe.model.adapter is None else 4
+    if isinstance(stage, Ppo):
+        # Once a step, and not in every pass over it: what the critic expects.
+        passes = (passes if stage.critic == "value_head" else 2 * passes) + 2 / stage.updates_per_batch
+    if isinstance(stage, OnlineSettings) and stage.kl_coefficient:
+        passes += 2 / stage.updates_per_batch  # the reference's forward pass
     seconds = shape.parameters * (2 * sampled / speed.decode + 2 * read / speed.prefill + passes * learnt / speed.train)
     return StageCost(
         name=stage.title, episodes=round(episodes), sampled_tokens=sampled, trained_tokens=learnt, seconds=seconds
@@ -163,10 +168,11 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
         validations = _validations(stage.steps or 0, stage.validate_every) * stage.validation_tasks
         trained = stage.steps * stage.batch_size if stage.steps else (stage.epochs or 0) * _positives(recipe)
         return validations, validations, trained
-    if isinstance(stage, Grpo):
+    if isinstance(stage, OnlineSettings):
         groups = stage.steps * stage.tasks_per_step
         validations = (_validations(stage.steps, stage.validate_every) + 1) * stage.validation_tasks
-        played = groups * stage.group_size * (1 + 0.25 * stage.refill_attempts)
+        refills = stage.refill_attempts if isinstance(stage, Grpo) else 0
+        played = groups * stage.group_size * (1 + 0.25 * refills)
         return groups + validations, played + validations, groups * stage.group_size * stage.updates_per_batch
     assert isinstance(stage, Mine)
     grpo = next((other for other in reversed(recipe.stages) if isinstance(other, Grpo)), Grpo())

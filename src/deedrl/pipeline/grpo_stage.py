@@ -2,86 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean
-from typing import Any
+from collections.abc import Sequence
 
-import msgspec
-from msgspec.structs import asdict
 from torch import Tensor
 
-from deedrl.evaluation.metrics import compute_metrics
-from deedrl.pipeline.alarms import held_out_alarm, logprob_gap_alarm, signal_alarm
-from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.alarms import logprob_gap_alarm, signal_alarm, step_reward_alarm
+from deedrl.pipeline.online import TaskSource, step_rate, train_online, training_tasks, update_settings, warn
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo
-from deedrl.pipeline.validation import held_out_score, validate
+from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
-from deedrl.seeding import stream
-from deedrl.tasks.quotas import draw_in_turn
 from deedrl.training import advantages
-from deedrl.training.learner import Learner, scheduled_rate
+from deedrl.training.episodes import has_step_rewards
+from deedrl.training.learner import Learner
 from deedrl.training.losses import Silent
-from deedrl.training.policy_gradient import PolicyUpdate, update_policy
+from deedrl.training.policy_gradient import update_policy
 from deedrl.training.selection import SelectionCounts, group_has_signal, group_trajectories, select
 from deedrl.types import Task, Trajectory, TrajectoryGroup
 
 ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
 
-TaskSource = Callable[[int, int, Mapping[str, float]], list[Task]]
-"""From a step, a number and weights of families to that many distinct training tasks for the step."""
-
 
 def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
     """Trains on the whole training pool; returns the last figures."""
-    tasks = session.tasks("train")
-    return train_policy(
-        session, stage, lambda step, count, weights: shuffled_tasks(session, stage.title, tasks, step, count, weights)
-    )
-
-
-def shuffled_tasks(
-    session: Session,
-    stage: str,
-    tasks: Sequence[Task],
-    step: int,
-    count: int,
-    weights: Mapping[str, float] | None = None,
-) -> list[Task]:
-    """`count` distinct tasks for `step`, drawn from the step's own stream; all of them if there are fewer."""
-    return draw_in_turn(tasks, count, stream(session.recipe.seed, stage, "tasks", step), weights)
+    return train_policy(session, stage, training_tasks(session, stage.title))
 
 
 def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
     """`stage.steps` updates from where the stage stopped; ends with the best validated weights, saved."""
     learner = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
-    checkpoints = session.checkpoints(stage.title)
-    reference = learner.snapshot()
-    start, best = _resume(session, learner, checkpoints, stage.title, reference)
-    figures: dict[str, float] = {}
-    progress = session.context.progress
-    if stage.validate_every and start == 0:
-        best = _validated(session, stage, learner, checkpoints, reference, 0, Validations())
-    with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
-        for step in range(start, stage.steps):
-            wanted = stage.tasks_per_step * (1 + stage.refill_attempts)
-            supply = tasks(step, wanted, family_weights(best.solved, stage.failure_weight))
-            figures = _train_step(session, stage, learner, supply, reference, step)
-            number = step + 1
-            session.weights_changed(f"{stage.title}:{number}")
-            due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
-            if due:
-                best = _validated(session, stage, learner, checkpoints, reference, number, best)
-            elif number % session.recipe.checkpoints.every_steps == 0:
-                checkpoints.save(number, _with_reference(learner, reference), best.state())
-            session.context.tracker.log(figures, step=number, stage=stage.title)
-            bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.completion)
-            if stage.patience_steps and number - best.step >= stage.patience_steps:
-                progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
-                break
-    _keep_best(session, learner, checkpoints, stage.title)
-    return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
+
+    def step(number: int, supply: Sequence[Task], reference: list[Tensor]) -> dict[str, float]:
+        return _train_step(session, stage, learner, supply, reference, number)
+
+    return train_online(session, stage, learner, step, tasks, stage.tasks_per_step * (1 + stage.refill_attempts))
 
 
 # ---------------------------------------------------------------- one step
@@ -100,14 +54,7 @@ def _train_step(
         max_tokens=session.recipe.limits.max_tokens_per_episode,
         keep_zero_variance=stage.kl_on_zero_variance,
     )
-    rate = scheduled_rate(
-        step,
-        stage.steps,
-        peak=stage.learning_rate,
-        final=stage.final_learning_rate,
-        schedule=stage.schedule,
-        warmup=stage.warmup_steps,
-    )
+    rate = step_rate(stage, step)
     settings = update_settings(stage, rate)
     counts = selection.counts
     updated = update_policy(
@@ -119,7 +66,9 @@ def _train_step(
         at_reference=step == 0,
     )
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
-    _warn(session, stage, no_signal, logprob_gap_alarm(updated))
+    paid = sum(has_step_rewards(trajectory) for group in groups for trajectory in group.trajectories)
+    unused = step_reward_alarm(paid, sum(len(group.trajectories) for group in groups))
+    warn(session, stage.title, no_signal, unused, logprob_gap_alarm(updated))
     return (
         figures
         | updated
@@ -132,17 +81,6 @@ def _train_step(
             "too_long_samples": float(counts.samples.too_long),
         }
     )
-
-
-def family_weights(solved: Mapping[str, float], failure_weight: float) -> dict[str, float]:
-    """How often each family is drawn, from the shares of its tasks that are solved: 1 and up."""
-    return {family: 1.0 + failure_weight * (1.0 - share) for family, share in solved.items()}
-
-
-def update_settings(stage: Grpo, learning_rate: float) -> PolicyUpdate:
-    """The stage's settings of the same names; `learning_rate` is that of the step. A missing one raises."""
-    named = {**asdict(stage), "learning_rate": learning_rate, "normalisation": stage.loss_normalisation}
-    return msgspec.convert(named, PolicyUpdate)
 
 
 def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
@@ -165,137 +103,11 @@ def sample_groups(
         missing, supply = supply[: wanted - len(kept)], supply[wanted - len(kept) :]
         if not missing:
             break
-        played = _play_groups(session, stage, missing, step)
+        played = play_groups(session, stage, missing, step)
         episodes += played
         whole, broken = drop_broken_groups(played)
         dropped += broken.groups
         for group in group_trajectories(whole):
             has_signal = group_has_signal(group, stage.zero_variance_threshold)
             (kept if has_signal else silent).append(group)
-    metrics = compute_metrics(episodes)
-    figures = {
-        "reward": metrics.mean_reward.value or 0.0,
-        "completion": metrics.completion_rate.value or 0.0,
-        "mean_steps": metrics.mean_steps.value or 0.0,
-        "format_compliance": metrics.format_compliance.value or 0.0,
-        "tool_call_accuracy": metrics.tool_call_accuracy.value or 0.0,
-        "episodes": float(len(episodes)),
-        "errored_episodes": float(metrics.errored),
-        "dropped_groups": float(dropped),
-        "cut_share": _cut_share(episodes),
-        "entropy": sampled_entropy(episodes),
-        "cache_hit_share": metrics.cache_hit_share.value or 0.0,
-    }
-    return kept + silent, figures
-
-
-def _play_groups(session: Session, stage: Grpo, tasks: Sequence[Task], step: int) -> list[Trajectory]:
-    sampling = session.sampling(stage.temperature)
-    specs = [
-        session.spec(task, f"{stage.title}-{step}-{task.id}-{sibling}", stage=stage.title, sampling=sampling)
-        for task in tasks
-        for sibling in range(stage.group_size)
-    ]
-    title = f"{stage.title}: episodes of step {step + 1}"
-    with session.context.progress.bar(title, total=len(specs), unit="episode") as bar:
-        return session.play(specs, store=stage.title, policy=session.policy(), bar=bar)
-
-
-def _cut_share(episodes: Sequence[Trajectory]) -> float:
-    """Share of completions that hit the token limit."""
-    reasons = [step.completion.finish_reason for episode in episodes for step in episode.steps]
-    return sum(reason == "length" for reason in reasons) / len(reasons) if reasons else 0.0
-
-
-def sampled_entropy(episodes: Sequence[Trajectory]) -> float:
-    """Entropy of the policy in nats a token at the temperature of sampling, estimated by what was sampled.
-
-    Where it falls at once, siblings become alike and nothing is left to learn from.
-    """
-    logprobs = [x for episode in episodes for step in episode.steps for x in step.completion.logprobs]
-    return -fmean(logprobs) if logprobs else 0.0
-
-
-def _warn(session: Session, stage: Grpo, *alarms: str | None) -> None:
-    for alarm in alarms:
-        if alarm is not None:
-            session.context.progress.warn(f"{stage.title}: {alarm}")
-
-
-# ---------------------------------------------------------------- checkpoints
-
-
-@dataclass(frozen=True)
-class Validations:
-    """The best validation so far, and by family what the latest one solved."""
-
-    step: int = 0
-    score: float | None = None
-    completion: float | None = None
-    solved: Mapping[str, float] = field(default_factory=dict)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "best_step": self.step,
-            "best_score": self.score,
-            "best_completion": self.completion,
-            "solved_by_family": dict(self.solved),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Validations:
-        return cls(
-            step=int(state.get("best_step", 0)),
-            score=state.get("best_score"),
-            completion=state.get("best_completion"),
-            solved=state.get("solved_by_family", {}),
-        )
-
-
-def _validated(
-    session: Session,
-    stage: Grpo,
-    learner: Learner,
-    checkpoints: CheckpointFolder,
-    reference: list[Tensor],
-    step: int,
-    best: Validations,
-) -> Validations:
-    metrics = validate(session, stage.title, step, stage.validation_tasks)
-    score = held_out_score(metrics)
-    shares = {family: group.completion_rate.value for family, group in metrics.by_family.items()}
-    solved = {family: share for family, share in shares.items() if share is not None}
-    if score is not None and (best.score is None or score > best.score):
-        best = Validations(step, score, metrics.completion_rate.value)
-    best = replace(best, solved=solved)
-    checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
-    _warn(session, stage, held_out_alarm(session.run.folder, stage.title, step))
-    return best
-
-
-def _with_reference(learner: Learner, reference: list[Tensor]) -> dict[str, Tensor]:
-    names = list(learner.parameters)
-    return learner.tensors() | {f"reference.{name}": value for name, value in zip(names, reference, strict=True)}
-
-
-def _resume(
-    session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str, reference: list[Tensor]
-) -> tuple[int, Validations]:
-    """Restores the newest checkpoint, the reference included; (0, no validations) if the stage starts afresh."""
-    saved = checkpoints.latest()
-    if saved is None:
-        return 0, Validations()
-    learner.load_tensors(saved.tensors)
-    for index, name in enumerate(learner.parameters):
-        reference[index] = saved.tensors[f"reference.{name}"]
-    session.weights_changed(f"{stage}:{saved.step}")
-    return saved.step, Validations.from_state(saved.state)
-
-
-def _keep_best(session: Session, learner: Learner, checkpoints: CheckpointFolder, stage: str) -> None:
-    """The best validated weights become the policy of the run (case F20)."""
-    best = checkpoints.best()
-    if best is not None:
-        learner.load_tensors(best.tensors)
-        session.weights_changed(f"{stage}:{best.step}")
-    session.save_policy()
+    return kept + silent, episode_figures(episodes, dropped)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from deedrl.pipeline.grpo_stage import shuffled_tasks, train_policy
+from deedrl.pipeline.grpo_stage import train_policy
+from deedrl.pipeline.online import shuffled_tasks
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo, Mine
 from deedrl.seeding import stream

@@ -28,6 +28,8 @@ from deedrl.config import (
     to_plain,
 )
 from deedrl.errors import ConfigError, suggest
+from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.stage_base import OnlineSettings, StageSettings
 from deedrl.pipeline.stage_settings import (
     AnyStage,
     Baseline,
@@ -36,7 +38,6 @@ from deedrl.pipeline.stage_settings import (
     Grpo,
     Mine,
     Sft,
-    StageSettings,
 )
 from deedrl.types import SamplingParams, Split
 
@@ -47,6 +48,7 @@ __all__ = [
     "Evaluate",
     "Grpo",
     "Mine",
+    "Ppo",
     "Recipe",
     "Sft",
     "StageSettings",
@@ -260,13 +262,20 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 f"{path}.also_unseen",
                 "tasks.test_unseen is 0; give it tasks or set also_unseen to false",
             )
-        if isinstance(stage, Grpo) or (isinstance(stage, Sft) and stage.validate_every):
+        if isinstance(stage, OnlineSettings) or (isinstance(stage, Sft) and stage.validate_every):
             require(has("validation"), path, "validation needs tasks; tasks.validation is 0")
-        if isinstance(stage, Grpo):
+        if isinstance(stage, OnlineSettings):
             require(
                 self.sampling.temperature > 0 or stage.temperature is not None,
                 f"{path}.temperature",
                 "expected above 0: greedy siblings are equal and teach nothing; set it here or in sampling.temperature",
+            )
+        if isinstance(stage, Ppo):
+            require(
+                stage.critic != "adapter" or self.model.adapter is not None,
+                f"{path}.critic",
+                "expected value_head, got adapter, which shares the frozen base of an adapter that model.adapter is to "
+                "describe; it is null here, and trains all weights",
             )
         if isinstance(stage, Mine) and stage.steps:
             require(

@@ -18,32 +18,14 @@ from deedrl.config import (
     NonNegative,
     PositiveFloat,
     PositiveInt,
-    Settings,
     Share,
     require,
 )
+from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.stage_base import OnlineSettings, Schedule, StageSettings
 from deedrl.types import Split
 
-Schedule = Literal["constant", "linear", "cosine"]
 PromptPerturbation = Literal["plain", "tool_order", "distractor"]
-
-
-class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):
-    """What all stages share."""
-
-    kind: ClassVar[str]
-    """The value of the key ``stage``."""
-
-    name: str = ""
-    """Name within the run; empty means the value of ``stage``."""
-
-    @property
-    def title(self) -> str:
-        """The stage's name within the run: `name`, or the value of ``stage``."""
-        return self.name or self.kind
-
-    def validate(self, path: str) -> None:
-        """Raises `ConfigError` if values do not go together; `path` is the dotted path of this stage."""
 
 
 class _EvaluationSettings(StageSettings, frozen=True, kw_only=True):
@@ -160,61 +142,21 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
         )
 
 
-class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
+class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
     """Online policy optimisation with group-relative advantages."""
 
     kind: ClassVar[str] = "grpo"
 
-    steps: PositiveInt = 10
-    """Optimisation steps: each samples a batch of groups and updates the policy."""
-    tasks_per_step: PositiveInt = 8
-    """Tasks (groups) in one step."""
     group_size: Many = 6
     """Sibling trajectories of one task; at least 2, for an advantage compares siblings."""
-    temperature: PositiveFloat | None = None
-    """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
-    learning_rate: LearningRate = 3e-4
-    """Peak learning rate (of the adapter, if there is one)."""
-    final_learning_rate: NonNegative = 0.0
-    """Learning rate after the last step; `schedule` leads there."""
-    schedule: Schedule = "linear"
-    """How the learning rate falls from its peak to its end."""
-    warmup_steps: Count = 0
-    """Steps over which the learning rate rises linearly from 0."""
-    kl_coefficient: NonNegative = 0.01
-    """Weight of the KL divergence to the policy this stage starts from; 0 leaves it out."""
     kl_on_zero_variance: bool = False
     """Whether the KL term also acts on groups without a reward signal."""
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """Importance ratios are clipped below at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """Importance ratios are clipped above at 1 + clip_high."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """Group mean and std; group mean only; leave-one-out mean."""
-    loss_normalisation: Literal["token", "sequence", "constant"] = "token"
-    """Denominator of the loss: tokens of the batch; tokens of each sequence, then sequences; `normalisation_tokens`."""
-    normalisation_tokens: PositiveInt = 512
-    """Tokens a sequence counts for under ``loss_normalisation: constant``."""
-    mini_batches: PositiveInt = 1
-    """Updates in one pass over a sampled batch, each on its share of the episodes."""
-    updates_per_batch: PositiveInt = 1
-    """Passes over each sampled batch; with more than one update the importance ratio and its clipping matter."""
-    micro_batch_tokens: PositiveInt = 4096
-    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradient norm is clipped to this."""
     zero_variance_threshold: NonNegative = 1e-6
     """A group whose rewards spread (standard deviation) by less than this carries no signal."""
-    failure_weight: NonNegative = 0.0
-    """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
     refill_attempts: Count = 1
     """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
-    validate_every: Count = 5
-    """Steps between validations on held-out tasks; 0 means only after the last step."""
-    validation_tasks: PositiveInt = 48
-    """Validation tasks played each time; the best checkpoint is chosen by their completion rate."""
-    patience_steps: Count = 0
-    """Stops after this many steps without a better validation; 0 never stops early."""
 
     def validate(self, path: str) -> None:
         require(
@@ -222,16 +164,7 @@ class Grpo(StageSettings, frozen=True, kw_only=True, tag="grpo"):
             f"{path}.group_size",
             f"expected at least 2, got {self.group_size}; a group-relative advantage compares siblings",
         )
-        require(
-            self.final_learning_rate <= self.learning_rate,
-            f"{path}.final_learning_rate",
-            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
-        )
-        require(
-            self.patience_steps == 0 or self.validate_every > 0,
-            f"{path}.patience_steps",
-            "early stopping needs validations; set validate_every above 0 or patience_steps to 0",
-        )
+        super().validate(path)
 
 
 class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
@@ -260,4 +193,4 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
         require(low < high, f"{path}.band", f"expected [low, high] with low < high, got [{low:g}, {high:g}]")
 
 
-AnyStage = Baseline | Evaluate | ColdStart | Sft | Grpo | Mine
+AnyStage = Baseline | Evaluate | ColdStart | Sft | Grpo | Ppo | Mine

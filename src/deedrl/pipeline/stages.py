@@ -21,6 +21,8 @@ from deedrl.pipeline.evaluation_stage import evaluate_stage
 from deedrl.pipeline.grpo_stage import grpo_stage
 from deedrl.pipeline.mine_stage import mine_stage
 from deedrl.pipeline.own_recipe import load_own_recipe
+from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.ppo_stage import ppo_stage
 from deedrl.pipeline.recipe import Recipe
 from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapter
 from deedrl.pipeline.session import Session
@@ -65,6 +67,8 @@ def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
             return dict(sft_stage(session, stage))
         case Grpo():
             return dict(grpo_stage(session, stage))
+        case Ppo():
+            return dict(ppo_stage(session, stage))
         case Mine():
             return mine_stage(session, stage)
 

@@ -16,6 +16,7 @@ from deedrl.planning.load import Load, MicroBatch, micro_batch
 from deedrl.planning.shape import ModelShape
 
 Tuning = Literal["lora", "full"]
+Critic = Literal["none", "value_head", "adapter", "model"]
 
 FLOAT = 4
 """Bytes of a float32, the type of trained parameters, gradients and moments."""
@@ -50,9 +51,10 @@ class MemorySettings(Settings, frozen=True, kw_only=True):
     """Episodes are sampled in the same process."""
     reference: bool
     """A second pass over the batch, with the trained parameters as they were at the start."""
-    critic: bool
-    """A second model of the same shape is trained beside, with a value head of no size to speak of. Its updates come
-    after the policy's, so that activations of only one exist."""
+    critic: Critic
+    """What PPO's critic is built on: a head on the policy's hidden states, which has no size to speak of; an adapter of
+    its own on the policy's frozen base; or a second model of the same shape. The updates of the last two come after the
+    policy's, so that activations of only one exist."""
     tuning: Tuning
     rank: PositiveInt
     """Of the LoRA adapter on all linear layers; without meaning where all weights are trained."""
@@ -89,7 +91,7 @@ class Memory(Settings, frozen=True, kw_only=True):
     reference: float
     """The trained parameters as they were, which KL is measured to."""
     critic: float
-    """A second model of the same shape: its parameters, and its moments."""
+    """What it has of its own: parameters, and their moments."""
     gradients: float
     activations: float
     """Kept for the backward pass: of the prefix and of one micro-batch."""
@@ -143,7 +145,7 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
         weights=base + trained + gathered,
         optimiser=2 * trained,
         reference=trained if settings.reference else 0.0,
-        critic=base + 3 * trained if settings.critic else 0.0,
+        critic={"none": 0.0, "value_head": 0.0, "adapter": 3 * trained, "model": base + 3 * trained}[settings.critic],
         gradients=trained,
         activations=activation_bytes(shape, settings, batch),
         logits=logits_bytes(shape, settings),

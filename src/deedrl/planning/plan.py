@@ -8,7 +8,7 @@ from deedrl.config import PositiveInt, Settings
 from deedrl.errors import ConfigError
 from deedrl.planning.load import OWN_TOKENS, TURN_TOKENS, TURNS, Load
 from deedrl.planning.machine import Machine, throughput
-from deedrl.planning.memory import Memory, MemorySettings, Tuning, memory
+from deedrl.planning.memory import Critic, Memory, MemorySettings, Tuning, memory
 from deedrl.planning.shape import ModelShape
 
 Algorithm = Literal["sft", "grpo", "dpo", "ppo"]
@@ -27,6 +27,8 @@ class Request(Settings, frozen=True, kw_only=True):
     tuning: Tuning = "lora"
     rank: PositiveInt = 16
     dtype: DType = "auto"
+    critic: Critic = "value_head"
+    """Of PPO; the other algorithms have none."""
     load: Load = Load()
     mapped: bool = False
     """See `MemorySettings.mapped`."""
@@ -48,7 +50,7 @@ class Request(Settings, frozen=True, kw_only=True):
         settings = MemorySettings(
             samples=self.samples,
             reference=self.algorithm != "sft",
-            critic=self.algorithm == "ppo",
+            critic=self.critic if self.algorithm == "ppo" else "none",
             tuning=self.tuning,
             rank=self.rank,
             bf16=self.bf16,
@@ -92,6 +94,12 @@ def checked(request: Request) -> Request:
         raise ConfigError(
             f"--rank: expected at most the model's hidden size of {request.shape.hidden}, got {request.rank}; lower it"
         )
+    if request.algorithm == "ppo" and request.critic == "none":
+        raise ConfigError("--critic: expected value_head, adapter or model for ppo, got none")
+    if request.algorithm == "ppo" and request.critic == "adapter" and request.tuning == "full":
+        raise ConfigError(
+            "--critic: expected value_head or model with --tuning full, got adapter, which needs a frozen base to share"
+        )
     if request.algorithm == "grpo" and load.group_size < 2:
         raise ConfigError("--group-size: expected at least 2 for grpo, which compares siblings, got 1; raise it")
     if request.algorithm == "grpo" and load.episodes < load.group_size:
@@ -115,8 +123,8 @@ def step_time(request: Request) -> StepTime:
     read = max(learnt - sampled, 0.0) if sampled else 0.0
     passes = 4 if request.tuning == "lora" else 6
     if request.algorithm == "ppo":
-        # The critic is updated as well, and before that says what it expected.
-        passes = 2 * passes + 2
+        # Before the update the critic says what it expects; one with its own trunk is updated in passes of its own.
+        passes = (passes if request.critic == "value_head" else 2 * passes) + 2
     return StepTime(
         sampling=2 * parameters * (sampled / speed.decode + read / speed.prefill),
         reference=2 * parameters * learnt / speed.train if request.algorithm != "sft" else 0.0,
@@ -129,9 +137,10 @@ def notes(request: Request) -> tuple[str, ...]:
     found = []
     if not request.shape.known:
         found.append("the model's shape is guessed from the size in its name; give its folder for a better estimate")
-    if request.algorithm in ("ppo", "dpo"):
-        name = request.algorithm.upper()
-        found.append(f"{name} is not built yet: its figures are the formula's alone, not checked by measurement")
+    if request.algorithm == "dpo":
+        found.append("DPO is not built yet: its figures are the formula's alone, not checked by measurement")
+    if request.algorithm == "ppo" and request.critic == "model":
+        found.append("a second model as the critic is for comparison: recipes build value_head or adapter")
     if request.machine.gpus:
         found.append(f"{DATA_SHEETS}; memory on GPUs is the formula's alone, for training runs on the processor so far")
     elif request.bf16:

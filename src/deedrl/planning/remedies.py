@@ -42,6 +42,7 @@ def flags(request: Request, changed: Request) -> tuple[str, ...]:
     words = {
         "tuning": (request.tuning, changed.tuning, f"--tuning {changed.tuning}"),
         "algorithm": (request.algorithm, changed.algorithm, f"--algorithm {changed.algorithm}"),
+        "critic": (request.critic, changed.critic, f"--critic {changed.critic}"),
         "dtype": (request.dtype, changed.dtype, f"--dtype {changed.dtype}"),
         "micro": (
             request.load.micro_batch_tokens,
@@ -80,6 +81,11 @@ def _adapter(request: Request) -> Iterator[Request]:
         yield replace(request, tuning="lora")
 
 
+def _critic_on_the_policy(request: Request) -> Iterator[Request]:
+    if request.algorithm == "ppo" and request.critic != "value_head":
+        yield replace(request, critic="value_head")
+
+
 def _without_critic(request: Request) -> Iterator[Request]:
     if request.algorithm == "ppo" and request.load.group_size > 1:
         yield replace(request, algorithm="grpo")
@@ -104,6 +110,7 @@ _CHANGES: tuple[Change, ...] = (
     _mapped,
     _bf16,
     _adapter,
+    _critic_on_the_policy,
     _without_critic,
     _more_gpus,
 )

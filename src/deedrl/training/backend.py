@@ -57,6 +57,13 @@ class LogprobModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities [N] float32 under softmax(logits / temperature), and the entropies [N] (no gradient).
 
+        `prefix` is as in `states`.
+        """
+        return self.logprobs(self.states(batch, prefix)[batch.slots], batch, with_entropy)
+
+    def states(self, batch: Batch, prefix: SharedPrefix | None = None) -> Tensor:
+        """The last hidden states of all slots of the batch [slots, hidden].
+
         `prefix` is `shared_prefix` of this very batch's prefix; None computes it here, as a part of the graph.
         """
         with _adapter_precision(self.model):
@@ -66,7 +73,11 @@ class LogprobModel(nn.Module):
                 layers = prefix.layers
             else:
                 raise ValueError("expected the shared prefix of the batch's own update, got that of another")
-            hidden = self._hidden(batch, layers)[batch.slots]
+            return self._hidden(batch, layers)
+
+    def logprobs(self, hidden: Tensor, batch: Batch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """As `forward`, from the hidden states at the batch's slots [M, hidden]."""
+        with _adapter_precision(self.model):
             head = self.model.get_output_embeddings()
             logprobs, entropies = [], []
             for start in range(0, len(hidden), LOGITS_CHUNK):

@@ -1,19 +1,17 @@
-"""The optimiser around a model: one `update` from micro-batches, and state that can be saved and restored exactly."""
+"""A policy that learns: one `update` from micro-batches, and state that can be saved and restored exactly."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from deedrl.errors import ModelError
-from deedrl.memory import give_back
 from deedrl.policies.local.model import LoadedModel
 from deedrl.training.backend import LogprobModel
+from deedrl.training.optimiser import Optimiser, accumulate, step_together
 from deedrl.training.packing import Batch
 
 Loss = Callable[[Batch, Tensor], Tensor]
@@ -21,25 +19,19 @@ Loss = Callable[[Batch, Tensor], Tensor]
 
 
 class Learner:
-    """AdamW over the trainable parameters of one model, in float32, through accelerate."""
+    """The trainable parameters of one model and their optimiser."""
 
     def __init__(self, loaded: LoadedModel, *, temperature: float = 1.0, weight_decay: float = 0.0) -> None:
-        from accelerate import Accelerator
-
         self.loaded = loaded
-        self.parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
-        if not self.parameters:
-            raise ValueError("the model has no trainable parameters; add an adapter or unfreeze it")
-        if low := sorted({str(p.dtype) for p in self.parameters.values() if p.dtype != torch.float32}):
-            raise ModelError(
-                f"expected trainable parameters in float32, got {', '.join(low)}, in which small updates round to "
-                "nothing; set model.dtype to fp32, or train an adapter"
-            )
-        # Engine and batches live on the CPU in this version; accelerate would move the model to a visible GPU.
-        self._accelerator = Accelerator(cpu=True)
-        optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
-        self._module = LogprobModel(loaded.model, temperature=temperature)
-        self._logprobs, self._optimizer = self._accelerator.prepare(self._module, optimizer)
+        parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
+        self.optimiser = Optimiser(parameters, weight_decay=weight_decay)
+        self.module = LogprobModel(loaded.model, temperature=temperature)
+        self._logprobs = self.optimiser.prepared(self.module)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name."""
+        return self.optimiser.parameters
 
     def update(
         self,
@@ -57,40 +49,27 @@ class Learner:
         """
         if not any(batch.action_tokens for batch in batches):
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
-        total = 0.0
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimiser.clear()
         with self._dropout() if dropout else nullcontext():
-            prefix = self._module.shared_prefix(batches[0].prefix_ids)
-            for batch in batches:
-                logprobs, _ = self._logprobs(batch, prefix)
-                value = loss(batch, logprobs)
-                self._accelerator.backward(value)
-                total += float(value.detach())
-                # Micro-batches differ in shape and so leave holes the next cannot use: 0.6 GB each was seen.
-                del logprobs, value
-                give_back()
-            prefix.backward()
-        norm = float(self._accelerator.clip_grad_norm_(list(self.parameters.values()), max_grad_norm))
-        if not math.isfinite(norm):
-            self._optimizer.zero_grad(set_to_none=True)
-            return UpdateStats(loss=total, grad_norm=norm, empty=False, skipped=True)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return UpdateStats(loss=total, grad_norm=norm, empty=False)
+            total = accumulate(
+                self.module,
+                batches,
+                lambda batch, prefix: loss(batch, self._logprobs(batch, prefix)[0]),
+                self.optimiser.backward,
+            )
+        [norm], taken = step_together([(self.optimiser, learning_rate)], max_grad_norm)
+        return UpdateStats(loss=total, grad_norm=norm, empty=False, skipped=not taken)
 
     @property
     def updates(self) -> int:
         """Optimiser steps taken, those before a resume included."""
-        first = self._moments(next(iter(self.parameters.values())))
-        return int(first["step"]) if first else 0
+        return self.optimiser.updates
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
-        prefix = self._module.shared_prefix(batches[0].prefix_ids)
-        return [self._module(batch, prefix)[0] for batch in batches]
+        prefix = self.module.shared_prefix(batches[0].prefix_ids)
+        return [self.module(batch, prefix)[0] for batch in batches]
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:
@@ -105,41 +84,19 @@ class Learner:
 
     def snapshot(self) -> list[Tensor]:
         """A copy of the trainable parameters, in the order of `parameters`."""
-        return [parameter.detach().clone() for parameter in self.parameters.values()]
+        return self.optimiser.snapshot()
 
     def restore(self, snapshot: Sequence[Tensor]) -> None:
         """Puts a snapshot's values back."""
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters.values(), snapshot, strict=True):
-                parameter.copy_(value)
-
-    # ------------------------------------------------------------ exact state
+        self.optimiser.restore(snapshot)
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and optimiser moments by name, for a safetensors file."""
-        state: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            state[f"parameter.{name}"] = parameter.detach().clone()
-            for key, value in self._moments(parameter).items():
-                state[f"{key}.{name}"] = value.detach().clone()
-        return state
+        return self.optimiser.tensors()
 
     def load_tensors(self, state: dict[str, Tensor]) -> None:
         """Restores what `tensors` returned, bit for bit; a missing parameter is a KeyError naming it."""
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(state[f"parameter.{name}"])
-                moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
-                self._optimizer.state.pop(parameter, None)
-                if moments:
-                    self._optimizer.state[parameter] = moments
-
-    def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        held: dict[str, Any] = self._optimizer.state.get(parameter, {})
-        return {key: held[key] for key in _MOMENTS if key in held}
-
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+        self.optimiser.load_tensors(state)
 
 
 class UpdateStats:

@@ -86,6 +86,8 @@ class PolicyLoss:
     """Sum over tokens of the k3 estimate of KL(policy || reference)."""
     logprob_gap: Tensor
     """Sum over tokens of |log-probability here - as sampled|."""
+    approx_kl: Tensor
+    """Sum over tokens of the k3 estimate of KL(sampler || policy): how far the policy has moved since."""
 
 
 def policy_loss(
@@ -120,6 +122,7 @@ def policy_loss(
         clamped=(raw.abs() > MAX_LOG_RATIO).sum().detach(),
         kl=divergence.sum().detach(),
         logprob_gap=raw.abs().sum().detach(),
+        approx_kl=k3(sampled, logprobs.detach()).sum(),
     )
 
 
@@ -130,3 +133,28 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """
     difference = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return difference.exp() - difference - 1
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """A critic's loss to differentiate and a detached sum over its tokens for the log."""
+
+    loss: Tensor
+    clipped: Tensor
+    """Tokens whose value left the clip range while the clipped one is further from the return: no gradient."""
+
+
+def value_loss(values: Tensor, recorded: Tensor, returns: Tensor, weights: Tensor, *, clip: float | None) -> ValueLoss:
+    """Half the squared error of a critic's `values`, kept near those `recorded` before the update.
+
+    Per token: max((v - R)², (recorded + clamp(v - recorded, -clip, clip) - R)²) / 2, as in the PPO of OpenAI's
+    baselines (not in the paper); clip None leaves the second part out.
+    """
+    error = (values - returns).square()
+    clipped = torch.zeros_like(error)
+    if clip is not None:
+        near = recorded + (values - recorded).clamp(-clip, clip)
+        bounded = (near - returns).square()
+        clipped = (bounded > error).float()
+        error = torch.maximum(error, bounded)
+    return ValueLoss(loss=0.5 * (weights * error).sum(), clipped=clipped.sum().detach())

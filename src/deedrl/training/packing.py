@@ -26,8 +26,10 @@ class Batch:
 
     A slot is a position in shared_ids or, counted on from G Q, in ids, both row by row. The hidden state at `slots` [M]
     predicts the token `targets` [M]: every pair that some sample needs, once. The N action tokens of all S samples lie
-    flat: `predictions` [N] says which of the M each is, `sample_of` [N] whose it is; `logprobs`, `advantages` [N]
-    float32; `weights` [S].
+    flat: `predictions` [N] says which of the M each is, `sample_of` [N] whose it is; `logprobs`, `advantages`, and of a
+    critic `values`, `returns` [N] float32; `weights` [S]. `given_as` [S] says which of the samples given to `pack` each
+    is. The hidden states at `end_slots` [E] are those after the last token of the E samples `end_of` [E] that a limit
+    cut.
     """
 
     prefix_ids: Tensor
@@ -43,7 +45,12 @@ class Batch:
     sample_of: Tensor
     logprobs: Tensor
     advantages: Tensor
+    values: Tensor
+    returns: Tensor
     weights: Tensor
+    given_as: Tensor
+    end_slots: Tensor
+    end_of: Tensor
 
     @property
     def tokens(self) -> int:
@@ -67,10 +74,12 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
     """Cuts samples into batches of at most `micro_batch_tokens` padded shared and own tokens, similar lengths together.
 
     Rows of a cluster stay together as far as the limit allows. Samples without action tokens contribute nothing and
-    are left out, and so is what follows the last token that predicts an action. A single longer sample gets a batch of
-    its own. All batches hold the same prefix tensor.
+    are left out, and so is what follows the last token that predicts an action (in a sample that a limit cut nothing
+    is, for a critic is asked about its end). A single longer sample gets a batch of its own. All batches hold the same
+    prefix tensor.
     """
-    useful = [sample for sample in samples if any(sample.action_mask)]
+    places = [place for place, sample in enumerate(samples) if any(sample.action_mask)]
+    useful = [samples[place] for place in places]
     if not useful:
         return []
     for sample in useful:
@@ -81,7 +90,9 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
             )
     start = shared_prefix_length(useful)
     prefix = torch.tensor(useful[0].ids[:start], dtype=torch.long)
-    pieces = [piece for rows in _clustered(_rows(useful), start) for piece in _pieces(rows, start, micro_batch_tokens)]
+    pieces = [
+        piece for rows in _clustered(_rows(useful, places), start) for piece in _pieces(rows, start, micro_batch_tokens)
+    ]
     batches: list[list[_Cluster]] = [[]]
     for piece in sorted(pieces, key=lambda piece: (piece.longest, piece.shared)):
         if batches[-1] and _padded_tokens([*batches[-1], piece]) > micro_batch_tokens:
@@ -98,7 +109,8 @@ class _Row:
     """Tokens to compute, and the samples they serve: what each of these has to compute is a beginning of `ids`."""
 
     ids: tuple[int, ...]
-    samples: list[TrainingSample]
+    samples: list[tuple[int, TrainingSample]]
+    """With each its place among the samples given."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +139,24 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def _rows(samples: Sequence[TrainingSample]) -> list[_Row]:
+def _rows(samples: Sequence[TrainingSample], places: Sequence[int]) -> list[_Row]:
     """The distinct rows of samples; none is a beginning of another."""
     rows: list[_Row] = []
-    # From the last action token on nothing predicts an action. In falling order a row's beginnings come after it.
-    needed = [(sample.ids[: max(i for i, a in enumerate(sample.action_mask) if a)], sample) for sample in samples]
-    for ids, sample in sorted(needed, key=lambda pair: pair[0], reverse=True):
+    needed = [(_needed(sample), place, sample) for place, sample in zip(places, samples, strict=True)]
+    # In falling order a row's beginnings come after it.
+    for ids, place, sample in sorted(needed, key=lambda entry: entry[0], reverse=True):
         if rows and rows[-1].ids[: len(ids)] == ids:
-            rows[-1].samples.append(sample)
+            rows[-1].samples.append((place, sample))
         else:
-            rows.append(_Row(ids, [sample]))
+            rows.append(_Row(ids, [(place, sample)]))
     return rows
+
+
+def _needed(sample: TrainingSample) -> tuple[int, ...]:
+    """The tokens to compute: from the last action token on nothing predicts an action."""
+    if sample.cut:
+        return sample.ids
+    return sample.ids[: max(i for i, action in enumerate(sample.action_mask) if action)]
 
 
 def _clustered(rows: Sequence[_Row], start: int) -> list[list[_Row]]:
@@ -202,8 +221,8 @@ def _batch(clusters: Sequence[_Cluster], prefix: Tensor) -> Batch:
     for index, (cluster, row) in enumerate(members):
         first, own = place.get(id(cluster), 0) * shared_ids.shape[1], shared_ids.numel() + index * ids.shape[1]
         slots = [*range(first, first + cluster.shared), *range(own, own + len(row.ids))]
-        for sample in row.samples:
-            flat.add(sample, start, slots)
+        for place_given, sample in row.samples:
+            flat.add(sample, place_given, start, slots)
     return Batch(
         prefix_ids=prefix,
         shared_ids=shared_ids,
@@ -218,7 +237,12 @@ def _batch(clusters: Sequence[_Cluster], prefix: Tensor) -> Batch:
         sample_of=torch.tensor(flat.sample_of),
         logprobs=torch.tensor(flat.logprobs),
         advantages=torch.tensor(flat.advantages),
+        values=torch.tensor(flat.values),
+        returns=torch.tensor(flat.returns),
         weights=torch.tensor(flat.weights),
+        given_as=torch.tensor(flat.given_as),
+        end_slots=torch.tensor([slot for slot, _ in flat.ends], dtype=torch.long),
+        end_of=torch.tensor([sample for _, sample in flat.ends], dtype=torch.long),
     )
 
 
@@ -231,15 +255,25 @@ class _FlatTokens:
         self.sample_of: list[int] = []
         self.logprobs: list[float] = []
         self.advantages: list[float] = []
+        self.values: list[float] = []
+        self.returns: list[float] = []
         self.weights: list[float] = []
+        self.given_as: list[int] = []
+        self.ends: list[tuple[int, int]] = []
 
-    def add(self, sample: TrainingSample, start: int, slots: Sequence[int]) -> None:
-        """`slots` are those of the sample's tokens from position `start` on."""
+    def add(self, sample: TrainingSample, place: int, start: int, slots: Sequence[int]) -> None:
+        """`slots` are those of the sample's tokens from position `start` on; `place` is its place among those given."""
+        row = len(self.weights)
         for position, action in enumerate(sample.action_mask):
             if action:
                 pair = slots[position - 1 - start], sample.ids[position]
                 self.predictions.append(self.distinct.setdefault(pair, len(self.distinct)))
-                self.sample_of.append(len(self.weights))
+                self.sample_of.append(row)
                 self.logprobs.append(sample.logprobs[position])
                 self.advantages.append(sample.advantages[position] if sample.advantages else 0.0)
+                self.values.append(sample.values[position] if sample.values else 0.0)
+                self.returns.append(sample.returns[position] if sample.returns else 0.0)
+        if sample.cut:
+            self.ends.append((slots[len(sample.ids) - 1 - start], row))
         self.weights.append(sample.weight)
+        self.given_as.append(place)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -51,46 +51,67 @@ def update_policy(
     if not any(sample.action_tokens for sample in samples):
         return {"empty_batch": 1.0}
     cut = mini_batches(samples, settings.mini_batches)
-    pieces = [_packed(piece, settings, silent * (1 / len(cut))) for piece in cut]
-    if at_reference and reference is not None:
-        references = {id(batch): batch.logprobs for batches in pieces for batch in batches}
-    else:
-        references = _reference_logprobs(learner, pieces, reference)
-    parts: list[PolicyLoss] = []
-
-    def loss(batch: Batch, logprobs: Tensor) -> Tensor:
-        part = policy_loss(
-            logprobs,
-            batch.logprobs,
-            batch.advantages,
-            batch.weights[batch.sample_of],
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            reference=references.get(id(batch)),
-            kl_coefficient=settings.kl_coefficient,
-        )
-        parts.append(part)
-        return part.loss
-
+    pieces = [packed(piece, settings, silent * (1 / len(cut))) for piece in cut]
+    references = reference_logprobs(learner, pieces, reference, at_reference=at_reference)
+    objective = PolicyObjective(settings, references)
     updates = [
-        learner.update(batches, loss, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm)
+        learner.update(batches, objective, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm)
         for _ in range(settings.updates_per_batch)
         for batches in pieces
     ]
-    tokens = sum(batch.action_tokens for batches in pieces for batch in batches)
-    means = {name: _mean(parts, name, tokens * settings.updates_per_batch) for name in ("clipped", "clamped", "kl")}
-    first = pieces[0]
     return {
         "loss": fmean(update.loss for update in updates),
         "grad_norm": fmean(update.grad_norm for update in updates),
         "skipped_update": float(sum(update.skipped for update in updates)),
         "empty_batch": 0.0,
-        "clip_fraction": means["clipped"],
-        "clamped_fraction": means["clamped"],
-        # The gap between sampler and trainer is that before the first update; later the two differ on purpose.
-        "logprob_gap": _mean(parts[: len(first)], "logprob_gap", sum(batch.action_tokens for batch in first)),
-        "action_tokens": float(tokens),
-    } | ({"kl": means["kl"]} if reference is not None else {})
+        "action_tokens": float(sum(batch.action_tokens for batches in pieces for batch in batches)),
+    } | objective.figures(first_batches=len(pieces[0]))
+
+
+class PolicyObjective:
+    """The clipped loss of one step's batches, and means over the action tokens of all passes for the log.
+
+    `references` are the reference policy's log-probabilities by a batch's `id`; empty without one.
+    """
+
+    def __init__(self, settings: PolicyUpdate, references: Mapping[int, Tensor]) -> None:
+        self._settings = settings
+        self._references = references
+        self._parts: list[PolicyLoss] = []
+        self._tokens: list[int] = []
+
+    def __call__(self, batch: Batch, logprobs: Tensor) -> Tensor:
+        part = policy_loss(
+            logprobs,
+            batch.logprobs,
+            batch.advantages,
+            batch.weights[batch.sample_of],
+            clip_low=self._settings.clip_low,
+            clip_high=self._settings.clip_high,
+            reference=self._references.get(id(batch)),
+            kl_coefficient=self._settings.kl_coefficient,
+        )
+        self._parts.append(replace(part, loss=part.loss.detach()))  # the graph must not outlive its micro-batch
+        self._tokens.append(batch.action_tokens)
+        return part.loss
+
+    @property
+    def total(self) -> float:
+        """Sum of all losses; a pass over the step's batches adds as many as it has updates."""
+        return sum(float(part.loss) for part in self._parts)
+
+    def figures(self, first_batches: int) -> dict[str, float]:
+        """What was seen so far; `first_batches` is the number of micro-batches of the first update."""
+        return {
+            "clip_fraction": self._mean("clipped"),
+            "clamped_fraction": self._mean("clamped"),
+            "approx_kl": self._mean("approx_kl"),
+            # The gap between sampler and trainer is that before the first update; later the two differ on purpose.
+            "logprob_gap": self._mean("logprob_gap", first_batches),
+        } | ({"kl": self._mean("kl")} if self._references else {})
+
+    def _mean(self, name: str, batches: int | None = None) -> float:
+        return sum(float(getattr(part, name)) for part in self._parts[:batches]) / sum(self._tokens[:batches])
 
 
 def mini_batches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:
@@ -109,20 +130,27 @@ def mini_batches(samples: Sequence[TrainingSample], count: int) -> list[list[Tra
     return [piece for piece in pieces if piece]
 
 
-def _packed(samples: Sequence[TrainingSample], settings: PolicyUpdate, silent: Silent) -> list[Batch]:
+def packed(samples: Sequence[TrainingSample], settings: PolicyUpdate, silent: Silent = NONE_SILENT) -> list[Batch]:
+    """Micro-batches of one update on `samples`, weighted as the settings say."""
     weights = sample_weights(samples, settings.normalisation, settings.normalisation_tokens, silent)
     return pack(weighted(samples, weights), micro_batch_tokens=settings.micro_batch_tokens)
 
 
-def _mean(parts: Sequence[PolicyLoss], name: str, tokens: int) -> float:
-    return sum(float(getattr(part, name)) for part in parts) / tokens
-
-
-def _reference_logprobs(
-    learner: Learner, pieces: Sequence[Sequence[Batch]], reference: Sequence[Tensor] | None
+def reference_logprobs(
+    learner: Learner,
+    pieces: Sequence[Sequence[Batch]],
+    reference: Sequence[Tensor] | None,
+    *,
+    at_reference: bool = False,
 ) -> dict[int, Tensor]:
+    """Log-probabilities [N] under the snapshot `reference` by each batch's `id`; none without a reference.
+
+    `at_reference`: the samples are the reference's own, and so are their log-probabilities.
+    """
     if reference is None:
         return {}
+    if at_reference:
+        return {id(batch): batch.logprobs for batches in pieces for batch in batches}
     parameters = list(learner.parameters.values())
     with frozen_at(parameters, list(reference)):
         return {

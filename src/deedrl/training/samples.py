@@ -12,7 +12,8 @@ class TrainingSample(Record, frozen=True):
     """One token sequence of an episode. All per-token fields have the length of `ids`.
 
     `action_mask` is True exactly at tokens the policy sampled (turn-end tokens included). `logprobs` are the sampler's,
-    0.0 elsewhere. `advantages` are 0.0 until assigned. `weight` scales the whole sample in the loss.
+    0.0 elsewhere. `advantages` are 0.0 until assigned; with a critic, `values` are its own as recorded before the
+    update, and `returns` what it is to learn. `weight` scales the whole sample in the loss.
     """
 
     episode_id: str
@@ -20,10 +21,15 @@ class TrainingSample(Record, frozen=True):
     action_mask: tuple[bool, ...]
     logprobs: tuple[float, ...]
     advantages: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    cut: bool = False
+    """A limit cut the episode after this sample: a critic is asked for the value of the state after its last token."""
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        lengths = {len(self.ids), len(self.action_mask), len(self.logprobs)} | ({len(self.advantages)} - {0})
+        optional = {len(self.advantages), len(self.values), len(self.returns)} - {0}
+        lengths = {len(self.ids), len(self.action_mask), len(self.logprobs)} | optional
         if len(lengths) != 1:
             raise ValueError(f"per-token fields of sample {self.episode_id} differ in length: {sorted(lengths)}")
 

@@ -47,7 +47,7 @@ def group_trajectories(trajectories: Iterable[Trajectory]) -> list[TrajectoryGro
 
 def group_has_signal(group: TrajectoryGroup, threshold: float) -> bool:
     """Whether the group's on-policy rewards differ."""
-    return has_signal([_usable_reward(t) for t in group.trajectories], threshold)
+    return has_signal([usable_reward(t) for t in group.trajectories], threshold)
 
 
 def select(
@@ -68,8 +68,8 @@ def select(
     silent: list[Trajectory] = []
     zero = small = unscored = guided = 0
     for group in groups:
-        rewards = [_usable_reward(trajectory) for trajectory in group.trajectories]
-        guided += sum(_is_guided(trajectory) for trajectory in group.trajectories)
+        rewards = [usable_reward(trajectory) for trajectory in group.trajectories]
+        guided += sum(is_guided(trajectory) for trajectory in group.trajectories)
         unscored += sum(trajectory.reward is None for trajectory in group.trajectories)
         scored = sum(reward is not None for reward in rewards)
         if not has_signal(rewards, threshold):
@@ -102,11 +102,13 @@ def select(
     )
 
 
-def _usable_reward(trajectory: Trajectory) -> float | None:
-    return None if trajectory.errored or _is_guided(trajectory) else trajectory.reward
+def usable_reward(trajectory: Trajectory) -> float | None:
+    """The reward of an episode that the policy sampled freely and that was scored; None of any other."""
+    return None if trajectory.errored or is_guided(trajectory) else trajectory.reward
 
 
-def _is_guided(trajectory: Trajectory) -> bool:
+def is_guided(trajectory: Trajectory) -> bool:
+    """Whether any turn was sampled under constraints."""
     return any(step.completion.guided for step in trajectory.steps)
 
 

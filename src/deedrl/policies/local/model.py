@@ -75,7 +75,9 @@ class LoadedModel:
     @_quiet()
     def save(self, folder: Path) -> None:
         """Writes the weights (the adapter alone, where there is one) and the tokenizer into `folder`."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+        # Beside the policy's there may be an adapter of a critic, which is no part of the policy.
+        active = {"selected_adapters": self.model.active_adapters} if hasattr(self.model, "peft_config") else {}
+        self.model.save_pretrained(folder, safe_serialization=True, **active)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -1,0 +1,204 @@
+"""What stages that learn from their own episodes share: tasks of a step, the loop, validations, checkpoints, resume.
+
+The best validated policy stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import asdict
+from torch import Tensor, nn
+
+from deedrl.pipeline.alarms import held_out_alarm
+from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_base import OnlineSettings
+from deedrl.pipeline.validation import held_out_score, validate
+from deedrl.seeding import stream
+from deedrl.tasks.quotas import draw_in_turn
+from deedrl.training.learner import scheduled_rate
+from deedrl.training.policy_gradient import PolicyUpdate
+from deedrl.types import Task
+
+TaskSource = Callable[[int, int, Mapping[str, float]], list[Task]]
+"""From a step, a number and weights of families to that many distinct training tasks for the step."""
+
+Step = Callable[[int, Sequence[Task], list[Tensor]], dict[str, float]]
+"""Samples and updates: from a step (from 0), its tasks and the reference policy's parameters to the step's figures."""
+
+
+class Trainee(Protocol):
+    """What is trained, saved and restored; `parameters` and `snapshot` are the policy's alone."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]: ...
+
+    def snapshot(self) -> list[Tensor]: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load_tensors(self, state: dict[str, Tensor]) -> None: ...
+
+
+def training_tasks(session: Session, stage: str) -> TaskSource:
+    """Tasks of the whole training pool."""
+    tasks = session.tasks("train")
+    return lambda step, count, weights: shuffled_tasks(session, stage, tasks, step, count, weights)
+
+
+def shuffled_tasks(
+    session: Session,
+    stage: str,
+    tasks: Sequence[Task],
+    step: int,
+    count: int,
+    weights: Mapping[str, float] | None = None,
+) -> list[Task]:
+    """`count` distinct tasks for `step`, drawn from the step's own stream; all of them if there are fewer."""
+    return draw_in_turn(tasks, count, stream(session.recipe.seed, stage, "tasks", step), weights)
+
+
+def family_weights(solved: Mapping[str, float], failure_weight: float) -> dict[str, float]:
+    """How often each family is drawn, from the shares of its tasks that are solved: 1 and up."""
+    return {family: 1.0 + failure_weight * (1.0 - share) for family, share in solved.items()}
+
+
+def train_online(
+    session: Session, stage: OnlineSettings, learner: Trainee, take_step: Step, tasks: TaskSource, tasks_per_step: int
+) -> dict[str, float]:
+    """`stage.steps` steps from where the stage stopped; ends with the best validated weights, saved."""
+    checkpoints = session.checkpoints(stage.title)
+    reference = learner.snapshot()
+    start, best = _resume(session, learner, checkpoints, stage.title, reference)
+    figures: dict[str, float] = {}
+    progress = session.context.progress
+    if stage.validate_every and start == 0:
+        best = _validated(session, stage, learner, checkpoints, reference, 0, Validations())
+    with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
+        for step in range(start, stage.steps):
+            supply = tasks(step, tasks_per_step, family_weights(best.solved, stage.failure_weight))
+            figures = take_step(step, supply, reference)
+            number = step + 1
+            session.weights_changed(f"{stage.title}:{number}")
+            due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
+            if due:
+                best = _validated(session, stage, learner, checkpoints, reference, number, best)
+            elif number % session.recipe.checkpoints.every_steps == 0:
+                checkpoints.save(number, _with_reference(learner, reference), best.state())
+            session.context.tracker.log(figures, step=number, stage=stage.title)
+            bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.completion)
+            if stage.patience_steps and number - best.step >= stage.patience_steps:
+                progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
+                break
+    _keep_best(session, learner, checkpoints, stage.title)
+    return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
+
+
+def step_rate(stage: OnlineSettings, step: int, first: int = 0) -> float:
+    """The learning rate of `step` (from 0) by the stage's schedule, which begins with the step `first`."""
+    return scheduled_rate(
+        step - first,
+        stage.steps - first,
+        peak=stage.learning_rate,
+        final=stage.final_learning_rate,
+        schedule=stage.schedule,
+        warmup=stage.warmup_steps,
+    )
+
+
+def update_settings(stage: OnlineSettings, learning_rate: float) -> PolicyUpdate:
+    """The stage's settings of the same names; `learning_rate` is that of the step. A missing one raises."""
+    named = {**asdict(stage), "learning_rate": learning_rate, "normalisation": stage.loss_normalisation}
+    return msgspec.convert(named, PolicyUpdate)
+
+
+def warn(session: Session, stage: str, *alarms: str | None) -> None:
+    """Says every alarm that there is."""
+    for alarm in alarms:
+        if alarm is not None:
+            session.context.progress.warn(f"{stage}: {alarm}")
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The best validation so far, and by family what the latest one solved."""
+
+    step: int = 0
+    score: float | None = None
+    completion: float | None = None
+    solved: Mapping[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "best_step": self.step,
+            "best_score": self.score,
+            "best_completion": self.completion,
+            "solved_by_family": dict(self.solved),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Validations:
+        return cls(
+            step=int(state.get("best_step", 0)),
+            score=state.get("best_score"),
+            completion=state.get("best_completion"),
+            solved=state.get("solved_by_family", {}),
+        )
+
+
+def _validated(
+    session: Session,
+    stage: OnlineSettings,
+    learner: Trainee,
+    checkpoints: CheckpointFolder,
+    reference: list[Tensor],
+    step: int,
+    best: Validations,
+) -> Validations:
+    metrics = validate(session, stage.title, step, stage.validation_tasks)
+    # What sampling guesses from what it saw decides about rounding, and a resume at this step has not seen this.
+    session.rest_policies()
+    score = held_out_score(metrics)
+    shares = {family: group.completion_rate.value for family, group in metrics.by_family.items()}
+    solved = {family: share for family, share in shares.items() if share is not None}
+    if score is not None and (best.score is None or score > best.score):
+        best = Validations(step, score, metrics.completion_rate.value)
+    best = replace(best, solved=solved)
+    checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
+    warn(session, stage.title, held_out_alarm(session.run.folder, stage.title, step))
+    return best
+
+
+def _with_reference(learner: Trainee, reference: list[Tensor]) -> dict[str, Tensor]:
+    names = list(learner.parameters)
+    return learner.tensors() | {f"reference.{name}": value for name, value in zip(names, reference, strict=True)}
+
+
+def _resume(
+    session: Session, learner: Trainee, checkpoints: CheckpointFolder, stage: str, reference: list[Tensor]
+) -> tuple[int, Validations]:
+    """Restores the newest checkpoint, the reference included; (0, no validations) if the stage starts afresh."""
+    saved = checkpoints.latest()
+    if saved is None:
+        return 0, Validations()
+    learner.load_tensors(saved.tensors)
+    for index, name in enumerate(learner.parameters):
+        reference[index] = saved.tensors[f"reference.{name}"]
+    session.weights_changed(f"{stage}:{saved.step}")
+    return saved.step, Validations.from_state(saved.state)
+
+
+def _keep_best(session: Session, learner: Trainee, checkpoints: CheckpointFolder, stage: str) -> None:
+    """The best validated weights become the policy of the run (case F20)."""
+    best = checkpoints.best()
+    if best is not None:
+        learner.load_tensors(best.tensors)
+        session.weights_changed(f"{stage}:{best.step}")
+    session.save_policy()

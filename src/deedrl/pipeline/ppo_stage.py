@@ -1,0 +1,116 @@
+"""The stage `ppo`: sample episodes, let a critic say what states are worth, update both, validate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
+from deedrl.pipeline.alarms import bootstrap_alarm, cut_alarm, logprob_gap_alarm, step_reward_alarm
+from deedrl.pipeline.online import step_rate, train_online, training_tasks, update_settings, warn
+from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.session import Session
+from deedrl.pipeline.step_episodes import episode_figures, play_groups
+from deedrl.rollouts.failures import drop_broken_groups
+from deedrl.seeding import stream
+from deedrl.training.critic import ActorCritic, Critic, HeadCritic, adapter_critic
+from deedrl.training.episodes import EpisodeCounts, RewardedEpisode, rewarded_episodes
+from deedrl.training.learner import Learner
+from deedrl.training.ppo import PpoUpdate, update_actor_critic, warm_up_critic
+from deedrl.types import Task, TerminationReason
+
+
+def ppo_stage(session: Session, stage: Ppo) -> dict[str, float]:
+    """Trains on the whole training pool; returns the last figures. The critic ends with the stage."""
+    policy = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
+    with critic_of(policy, stage) as critic:
+        learner = ActorCritic(critic)
+
+        def step(number: int, supply: Sequence[Task], reference: list[Tensor]) -> dict[str, float]:
+            return _train_step(session, stage, learner, supply, reference, number)
+
+        return train_online(session, stage, learner, step, training_tasks(session, stage.title), stage.tasks_per_step)
+
+
+def critic_of(policy: Learner, stage: Ppo) -> AbstractContextManager[Critic]:
+    """The critic that the stage asks for, inside a block."""
+    match stage.critic:
+        case "value_head":
+            return nullcontext(HeadCritic(policy, coefficient=stage.value_coefficient))
+        case "adapter":
+            return adapter_critic(policy)
+
+
+def _train_step(
+    session: Session, stage: Ppo, learner: ActorCritic, supply: Sequence[Task], reference: list[Tensor], step: int
+) -> dict[str, float]:
+    """Samples and updates; returns the step's figures."""
+    played = play_groups(session, stage, supply, step)
+    session.rest_policies()
+    whole, broken = drop_broken_groups(played)
+    episodes, counts = rewarded_episodes(
+        whole,
+        max_tokens=session.recipe.limits.max_tokens_per_episode,
+        step_weight=stage.step_reward_weight,
+        cut_by=[TerminationReason(limit) for limit in stage.bootstrap_at],
+    )
+    rate = 0.0 if step < stage.value_warmup_steps else step_rate(stage, step, first=stage.value_warmup_steps)
+    updated = _update(session, stage, learner, episodes, reference, step, rate)
+    figures = episode_figures(played, broken.groups)
+    warn(
+        session,
+        stage.title,
+        cut_alarm(figures, session.recipe.sampling.max_tokens),
+        bootstrap_alarm(counts),
+        step_reward_alarm(0 if stage.step_reward_weight else counts.with_step_rewards, len(whole)),
+        logprob_gap_alarm(updated),
+    )
+    return figures | updated | {"learning_rate": rate} | _count_figures(counts)
+
+
+def _update(
+    session: Session,
+    stage: Ppo,
+    learner: ActorCritic,
+    episodes: Sequence[RewardedEpisode],
+    reference: list[Tensor],
+    step: int,
+    rate: float,
+) -> dict[str, float]:
+    settings = ppo_settings(stage, rate)
+    order = stream(session.recipe.seed, stage.title, "order", step)
+    if step < stage.value_warmup_steps:
+        return warm_up_critic(learner, episodes, settings, order)
+    return update_actor_critic(
+        learner,
+        episodes,
+        settings,
+        reference if stage.kl_coefficient else None,
+        order,
+        # Until then the policy is as it was at the start.
+        at_reference=step == stage.value_warmup_steps,
+    )
+
+
+def ppo_settings(stage: Ppo, learning_rate: float) -> PpoUpdate:
+    """The stage's settings of the same names; `learning_rate` is the policy's in this step."""
+    return PpoUpdate(
+        policy=update_settings(stage, learning_rate),
+        critic_learning_rate=stage.critic_learning_rate,
+        gamma=stage.gamma,
+        gae_lambda=stage.gae_lambda,
+        value_clip=stage.value_clip,
+        whiten_advantages=stage.whiten_advantages,
+    )
+
+
+def _count_figures(counts: EpisodeCounts) -> dict[str, float]:
+    return {
+        "learnt_episodes": float(counts.episodes),
+        "bootstrapped_episodes": float(counts.cut),
+        "step_reward_episodes": float(counts.with_step_rewards),
+        "unscored_episodes": float(counts.unscored),
+        "split_trajectories": float(counts.samples.split_trajectories),
+        "too_long_samples": float(counts.samples.too_long),
+    }

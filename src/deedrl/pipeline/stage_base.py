@@ -1,0 +1,97 @@
+"""What the settings of several stages share."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from deedrl.config import (
+    Count,
+    LearningRate,
+    Many,
+    NonNegative,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    require,
+)
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):
+    """What all stages share."""
+
+    kind: ClassVar[str]
+    """The value of the key ``stage``."""
+
+    name: str = ""
+    """Name within the run; empty means the value of ``stage``."""
+
+    @property
+    def title(self) -> str:
+        """The stage's name within the run: `name`, or the value of ``stage``."""
+        return self.name or self.kind
+
+    def validate(self, path: str) -> None:
+        """Raises `ConfigError` if values do not go together; `path` is the dotted path of this stage."""
+
+
+class OnlineSettings(StageSettings, frozen=True, kw_only=True):
+    """Of stages in which the policy learns from episodes it plays."""
+
+    steps: PositiveInt = 10
+    """Optimisation steps: each samples a batch of groups and updates the policy."""
+    tasks_per_step: PositiveInt = 8
+    """Tasks (groups) in one step."""
+    group_size: Many = 6
+    """Sibling trajectories of one task."""
+    temperature: PositiveFloat | None = None
+    """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
+    learning_rate: LearningRate = 3e-4
+    """Peak learning rate (of the adapter, if there is one)."""
+    final_learning_rate: NonNegative = 0.0
+    """Learning rate after the last step; `schedule` leads there."""
+    schedule: Schedule = "linear"
+    """How the learning rate falls from its peak to its end."""
+    warmup_steps: Count = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    kl_coefficient: NonNegative = 0.01
+    """Weight of the KL divergence to the policy this stage starts from; 0 leaves it out."""
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    """Importance ratios are clipped below at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """Importance ratios are clipped above at 1 + clip_high."""
+    loss_normalisation: Literal["token", "sequence", "constant"] = "token"
+    """Denominator of the loss: tokens of the batch; tokens of each sequence, then sequences; `normalisation_tokens`."""
+    normalisation_tokens: PositiveInt = 512
+    """Tokens a sequence counts for under ``loss_normalisation: constant``."""
+    mini_batches: PositiveInt = 1
+    """Updates in one pass over a sampled batch, each on its share of the episodes."""
+    updates_per_batch: PositiveInt = 1
+    """Passes over each sampled batch; with more than one update the importance ratio and its clipping matter."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient norm is clipped to this."""
+    failure_weight: NonNegative = 0.0
+    """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
+    validate_every: Count = 5
+    """Steps between validations on held-out tasks; 0 means only after the last step."""
+    validation_tasks: PositiveInt = 48
+    """Validation tasks played each time; the best checkpoint is chosen by their completion rate."""
+    patience_steps: Count = 0
+    """Stops after this many steps without a better validation; 0 never stops early."""
+
+    def validate(self, path: str) -> None:
+        require(
+            self.final_learning_rate <= self.learning_rate,
+            f"{path}.final_learning_rate",
+            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
+        )
+        require(
+            self.patience_steps == 0 or self.validate_every > 0,
+            f"{path}.patience_steps",
+            "early stopping needs validations; set validate_every above 0 or patience_steps to 0",
+        )

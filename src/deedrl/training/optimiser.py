@@ -1,0 +1,142 @@
+"""AdamW over named parameters: gradients of micro-batches, one step, and state that is saved and restored exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from deedrl.errors import ModelError
+from deedrl.memory import give_back
+from deedrl.training.backend import LogprobModel, SharedPrefix
+from deedrl.training.packing import Batch
+
+Module = TypeVar("Module", bound=nn.Module)
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class Optimiser:
+    """AdamW over `parameters` in float32, through accelerate."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, weight_decay: float = 0.0) -> None:
+        from accelerate import Accelerator
+
+        self.parameters = dict(parameters)
+        if not self.parameters:
+            raise ValueError("the model has no trainable parameters; add an adapter or unfreeze it")
+        if low := sorted({str(p.dtype) for p in self.parameters.values() if p.dtype != torch.float32}):
+            raise ModelError(
+                f"expected trainable parameters in float32, got {', '.join(low)}, in which small updates round to "
+                "nothing; set model.dtype to fp32, or train an adapter"
+            )
+        # Engine and batches live on the CPU in this version; accelerate would move the model to a visible GPU.
+        self._accelerator = Accelerator(cpu=True)
+        optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
+        self._optimizer = self._accelerator.prepare(optimizer)
+
+    def prepared(self, module: Module) -> Module:
+        """`module` as accelerate wraps it for training."""
+        result: Module = self._accelerator.prepare(module)
+        return result
+
+    def clear(self) -> None:
+        """Drops gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of `loss` to those that are there."""
+        self._accelerator.backward(loss)
+
+    def clip(self, max_grad_norm: float) -> float:
+        """Clips the gradient's norm and returns what it was."""
+        return float(self._accelerator.clip_grad_norm_(list(self.parameters.values()), max_grad_norm))
+
+    def step(self, learning_rate: float) -> None:
+        """One step along the gradients, which are dropped then."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.clear()
+
+    @property
+    def updates(self) -> int:
+        """Steps taken, those before a resume included."""
+        first = self._moments(next(iter(self.parameters.values())))
+        return int(first["step"]) if first else 0
+
+    # ------------------------------------------------------------ exact state
+
+    def snapshot(self) -> list[Tensor]:
+        """A copy of the parameters, in the order of `parameters`."""
+        return [parameter.detach().clone() for parameter in self.parameters.values()]
+
+    def restore(self, snapshot: Sequence[Tensor]) -> None:
+        """Puts a snapshot's values back."""
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters.values(), snapshot, strict=True):
+                parameter.copy_(value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and moments by name, for a safetensors file."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            state[f"parameter.{name}"] = parameter.detach().clone()
+            for key, value in self._moments(parameter).items():
+                state[f"{key}.{name}"] = value.detach().clone()
+        return state
+
+    def load_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """Restores what `tensors` returned, bit for bit; a missing parameter is a KeyError naming it."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state[f"parameter.{name}"])
+                moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
+                self._optimizer.state.pop(parameter, None)
+                if moments:
+                    self._optimizer.state[parameter] = moments
+
+    def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        held: dict[str, Any] = self._optimizer.state.get(parameter, {})
+        return {key: held[key] for key in _MOMENTS if key in held}
+
+
+def accumulate(
+    model: LogprobModel,
+    batches: Sequence[Batch],
+    share: Callable[[Batch, SharedPrefix], Tensor],
+    backward: Callable[[Tensor], None],
+) -> float:
+    """Adds up the gradients of each micro-batch's `share` of the loss, and returns the loss.
+
+    `batches` are of one `pack`; what all of them begin with is computed once, here, and gets its gradient at the end.
+    """
+    total = 0.0
+    prefix = model.shared_prefix(batches[0].prefix_ids)
+    for batch in batches:
+        value = share(batch, prefix)
+        backward(value)
+        total += float(value.detach())
+        # Micro-batches differ in shape and so leave holes the next cannot use: 0.6 GB each was seen.
+        del value
+        give_back()
+    prefix.backward()
+    return total
+
+
+def step_together(rates: Sequence[tuple[Optimiser, float]], max_grad_norm: float) -> tuple[list[float], bool]:
+    """One step of every optimiser at its learning rate, each with its own gradient norm clipped.
+
+    Returns the norms before clipping, and whether the steps were taken: if a norm is not finite nothing changes.
+    """
+    norms = [optimiser.clip(max_grad_norm) for optimiser, _ in rates]
+    sound = all(map(math.isfinite, norms))
+    for optimiser, rate in rates:
+        if sound:
+            optimiser.step(rate)
+        else:
+            optimiser.clear()
+    return norms, sound
