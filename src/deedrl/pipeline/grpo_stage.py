@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor
 from deedrl.evaluation.metrics import compute_metrics
 from deedrl.pipeline.alarms import held_out_alarm, logprob_gap_alarm, signal_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.validation import held_out_score, validate
 from deedrl.rollouts.failures import drop_broken_groups
+from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
 from deedrl.training import advantages
@@ -31,6 +34,9 @@ ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": ad
 
 TaskSource = Callable[[int, int, Mapping[str, float]], list[Task]]
 """From a step, a number and weights of families to that many distinct training tasks for the step."""
+
+Sampled = tuple[list[TrajectoryGroup], dict[str, float]]
+"""The groups of a step, and figures of its episodes."""
 
 
 def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
@@ -63,11 +69,22 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
     progress = session.context.progress
     if stage.validate_every and start == 0:
         best = _validated(session, stage, learner, checkpoints, reference, 0, Validations())
+
+    def sample(step: int) -> Sampled:
+        wanted = stage.tasks_per_step * (1 + stage.refill_attempts)
+        supply = tasks(step, wanted, family_weights(best.solved, stage.failure_weight))
+        return sample_groups(session, stage, supply, step)
+
+    sampled: Sampled | None = None
     with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
-        for step in range(start, stage.steps):
-            wanted = stage.tasks_per_step * (1 + stage.refill_attempts)
-            supply = tasks(step, wanted, family_weights(best.solved, stage.failure_weight))
-            figures = _train_step(session, stage, learner, supply, reference, step)
+        for step, beginning in pace(range(start, stage.steps), stage.max_staleness):
+            update = partial(_update, session, stage, learner, sampled or sample(step), reference, step)
+            if step + 1 in beginning:
+                session.policy().hold_weights()
+                figures, sampled = while_updating(update, partial(sample, step + 1))
+            else:
+                session.rest_policies()
+                figures, sampled = update(), None
             number = step + 1
             session.weights_changed(f"{stage.title}:{number}")
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
@@ -87,12 +104,11 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
 # ---------------------------------------------------------------- one step
 
 
-def _train_step(
-    session: Session, stage: Grpo, learner: Learner, supply: Sequence[Task], reference: list[Tensor], step: int
+def _update(
+    session: Session, stage: Grpo, learner: Learner, sampled: Sampled, reference: list[Tensor], step: int
 ) -> dict[str, float]:
-    """Samples, selects and updates; returns the step's figures."""
-    groups, figures = sample_groups(session, stage, supply, step)
-    session.rest_policies()
+    """Selects and updates; returns the step's figures."""
+    groups, figures = sampled
     selection = select(
         groups,
         ESTIMATORS[stage.advantage],
@@ -118,13 +134,18 @@ def _train_step(
         silent_part(stage, counts),
         at_reference=step == 0,
     )
+    trained = {sample.episode_id for sample in selection.samples}
+    episodes = [t for group in groups for t in group.trajectories if t.episode_id in trained]
+    staleness = mean_staleness(episodes, step, partial(_updates_behind, stage.title))
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
-    _warn(session, stage, no_signal, logprob_gap_alarm(updated))
+    # Against older weights the gap is what the policy has learnt since.
+    _warn(session, stage, no_signal, None if staleness else logprob_gap_alarm(updated))
     return (
         figures
         | updated
         | {
             "learning_rate": rate,
+            "staleness": staleness,
             "groups": float(counts.groups),
             "zero_variance_groups": float(counts.zero_variance),
             "unscored_episodes": float(counts.unscored),
@@ -132,6 +153,12 @@ def _train_step(
             "too_long_samples": float(counts.samples.too_long),
         }
     )
+
+
+def _updates_behind(stage: str, policy_version: str) -> int:
+    """Updates of the stage in the weights of that name; those it started with have another stage's name."""
+    name, _, number = policy_version.rpartition(":")
+    return int(number) if name == stage else 0
 
 
 def family_weights(solved: Mapping[str, float], failure_weight: float) -> dict[str, float]:
