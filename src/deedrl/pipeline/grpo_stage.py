@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
 from deedrl.pipeline.alarms import logprob_gap_alarm, signal_alarm, step_reward_alarm
-from deedrl.pipeline.online import TaskSource, step_rate, train_online, training_tasks, update_settings, warn
+from deedrl.pipeline.online import (
+    TaskSource,
+    staleness,
+    step_rate,
+    train_online,
+    training_tasks,
+    update_settings,
+    warn,
+)
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
@@ -22,6 +31,9 @@ from deedrl.types import Task, Trajectory, TrajectoryGroup
 
 ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
 
+Sampled = tuple[list[TrajectoryGroup], dict[str, float]]
+"""The groups of a step, and figures of its episodes."""
+
 
 def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
     """Trains on the whole training pool; returns the last figures."""
@@ -31,22 +43,25 @@ def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
 def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
     """`stage.steps` updates from where the stage stopped; ends with the best validated weights, saved."""
     learner = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
-
-    def step(number: int, supply: Sequence[Task], reference: list[Tensor]) -> dict[str, float]:
-        return _train_step(session, stage, learner, supply, reference, number)
-
-    return train_online(session, stage, learner, step, tasks, stage.tasks_per_step * (1 + stage.refill_attempts))
+    supply = stage.tasks_per_step * (1 + stage.refill_attempts)
+    return train_online(
+        session,
+        stage,
+        learner,
+        lambda step, weights: tasks(step, supply, weights),
+        partial(sample_groups, session, stage),
+        partial(_update, session, stage, learner),
+    )
 
 
 # ---------------------------------------------------------------- one step
 
 
-def _train_step(
-    session: Session, stage: Grpo, learner: Learner, supply: Sequence[Task], reference: list[Tensor], step: int
+def _update(
+    session: Session, stage: Grpo, learner: Learner, step: int, sampled: Sampled, reference: list[Tensor]
 ) -> dict[str, float]:
-    """Samples, selects and updates; returns the step's figures."""
-    groups, figures = sample_groups(session, stage, supply, step)
-    session.rest_policies()
+    """Selects and updates; returns the step's figures."""
+    groups, figures = sampled
     selection = select(
         groups,
         ESTIMATORS[stage.advantage],
@@ -65,15 +80,20 @@ def _train_step(
         silent_part(stage, counts),
         at_reference=step == 0,
     )
+    trained = {sample.episode_id for sample in selection.samples}
+    episodes = [t for group in groups for t in group.trajectories if t.episode_id in trained]
+    behind = staleness(stage.title, step, episodes)
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
     paid = sum(has_step_rewards(trajectory) for group in groups for trajectory in group.trajectories)
     unused = step_reward_alarm(paid, sum(len(group.trajectories) for group in groups))
-    warn(session, stage.title, no_signal, unused, logprob_gap_alarm(updated))
+    # Against older weights the gap is what the policy has learnt since.
+    warn(session, stage.title, no_signal, unused, None if behind else logprob_gap_alarm(updated))
     return (
         figures
         | updated
         | {
             "learning_rate": rate,
+            "staleness": behind,
             "groups": float(counts.groups),
             "zero_variance_groups": float(counts.zero_variance),
             "unscored_episodes": float(counts.unscored),
@@ -90,9 +110,7 @@ def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
     return Silent(counts.silent_episodes, counts.silent_tokens) * share
 
 
-def sample_groups(
-    session: Session, stage: Grpo, supply: Sequence[Task], step: int
-) -> tuple[list[TrajectoryGroup], dict[str, float]]:
+def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Task]) -> Sampled:
     """The step's groups, those without a signal replaced by fresh tasks of `supply` up to `refill_attempts` times."""
     wanted = stage.tasks_per_step
     kept: list[TrajectoryGroup] = []

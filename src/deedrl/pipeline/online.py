@@ -5,9 +5,10 @@ The best validated policy stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -15,20 +16,22 @@ from torch import Tensor, nn
 
 from deedrl.pipeline.alarms import held_out_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.pipeline.validation import held_out_score, validate
+from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
 from deedrl.training.learner import scheduled_rate
 from deedrl.training.policy_gradient import PolicyUpdate
-from deedrl.types import Task
+from deedrl.types import Task, Trajectory
 
 TaskSource = Callable[[int, int, Mapping[str, float]], list[Task]]
 """From a step, a number and weights of families to that many distinct training tasks for the step."""
 
-Step = Callable[[int, Sequence[Task], list[Tensor]], dict[str, float]]
-"""Samples and updates: from a step (from 0), its tasks and the reference policy's parameters to the step's figures."""
+Sampled = TypeVar("Sampled")
+"""What a stage samples in a step."""
 
 
 class Trainee(Protocol):
@@ -68,9 +71,18 @@ def family_weights(solved: Mapping[str, float], failure_weight: float) -> dict[s
 
 
 def train_online(
-    session: Session, stage: OnlineSettings, learner: Trainee, take_step: Step, tasks: TaskSource, tasks_per_step: int
+    session: Session,
+    stage: OnlineSettings,
+    learner: Trainee,
+    tasks: Callable[[int, Mapping[str, float]], list[Task]],
+    sample: Callable[[int, Sequence[Task]], Sampled],
+    update: Callable[[int, Sampled, list[Tensor]], dict[str, float]],
 ) -> dict[str, float]:
-    """`stage.steps` steps from where the stage stopped; ends with the best validated weights, saved."""
+    """`stage.steps` steps from where the stage stopped; ends with the best validated weights, saved.
+
+    A step (from 0) is to `sample` the `tasks` that it has under some weights of families, and to `update` with the
+    reference policy's parameters, which gives its figures.
+    """
     checkpoints = session.checkpoints(stage.title)
     reference = learner.snapshot()
     start, best = _resume(session, learner, checkpoints, stage.title, reference)
@@ -78,10 +90,21 @@ def train_online(
     progress = session.context.progress
     if stage.validate_every and start == 0:
         best = _validated(session, stage, learner, checkpoints, reference, 0, Validations())
+
+    def sampled(step: int) -> Sampled:
+        return sample(step, tasks(step, family_weights(best.solved, stage.failure_weight)))
+
+    ahead: list[Sampled] = []
     with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
-        for step in range(start, stage.steps):
-            supply = tasks(step, tasks_per_step, family_weights(best.solved, stage.failure_weight))
-            figures = take_step(step, supply, reference)
+        for step, beginning in pace(range(start, stage.steps), stage.max_staleness):
+            learn = partial(update, step, ahead.pop() if ahead else sampled(step), reference)
+            if step + 1 in beginning:
+                session.policy().hold_weights()
+                figures, following = while_updating(learn, partial(sampled, step + 1))
+                ahead.append(following)
+            else:
+                session.rest_policies()
+                figures = learn()
             number = step + 1
             session.weights_changed(f"{stage.title}:{number}")
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
@@ -96,6 +119,17 @@ def train_online(
                 break
     _keep_best(session, learner, checkpoints, stage.title)
     return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
+
+
+def staleness(stage: str, step: int, episodes: Iterable[Trajectory]) -> float:
+    """Updates that the weights which sampled `episodes` were behind those of `step`, as the mean over their tokens."""
+
+    def updates_behind(policy_version: str) -> int:
+        """Those of the stage; the weights it started with have another stage's name."""
+        name, _, number = policy_version.rpartition(":")
+        return int(number) if name == stage else 0
+
+    return mean_staleness(episodes, step, updates_behind)
 
 
 def step_rate(stage: OnlineSettings, step: int, first: int = 0) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from torch import Tensor
 
 from deedrl.pipeline.alarms import bootstrap_alarm, cut_alarm, logprob_gap_alarm, step_reward_alarm
-from deedrl.pipeline.online import step_rate, train_online, training_tasks, update_settings, warn
+from deedrl.pipeline.online import staleness, step_rate, train_online, training_tasks, update_settings, warn
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
@@ -18,7 +19,7 @@ from deedrl.training.critic import ActorCritic, Critic, HeadCritic, adapter_crit
 from deedrl.training.episodes import EpisodeCounts, RewardedEpisode, rewarded_episodes
 from deedrl.training.learner import Learner
 from deedrl.training.ppo import PpoUpdate, update_actor_critic, warm_up_critic
-from deedrl.types import Task, TerminationReason
+from deedrl.types import TerminationReason, Trajectory
 
 
 def ppo_stage(session: Session, stage: Ppo) -> dict[str, float]:
@@ -26,11 +27,15 @@ def ppo_stage(session: Session, stage: Ppo) -> dict[str, float]:
     policy = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
     with critic_of(policy, stage) as critic:
         learner = ActorCritic(critic)
-
-        def step(number: int, supply: Sequence[Task], reference: list[Tensor]) -> dict[str, float]:
-            return _train_step(session, stage, learner, supply, reference, number)
-
-        return train_online(session, stage, learner, step, training_tasks(session, stage.title), stage.tasks_per_step)
+        tasks = training_tasks(session, stage.title)
+        return train_online(
+            session,
+            stage,
+            learner,
+            lambda step, weights: tasks(step, stage.tasks_per_step, weights),
+            lambda step, drawn: play_groups(session, stage, drawn, step),
+            partial(_train_step, session, stage, learner),
+        )
 
 
 def critic_of(policy: Learner, stage: Ppo) -> AbstractContextManager[Critic]:
@@ -43,11 +48,9 @@ def critic_of(policy: Learner, stage: Ppo) -> AbstractContextManager[Critic]:
 
 
 def _train_step(
-    session: Session, stage: Ppo, learner: ActorCritic, supply: Sequence[Task], reference: list[Tensor], step: int
+    session: Session, stage: Ppo, learner: ActorCritic, step: int, played: list[Trajectory], reference: list[Tensor]
 ) -> dict[str, float]:
-    """Samples and updates; returns the step's figures."""
-    played = play_groups(session, stage, supply, step)
-    session.rest_policies()
+    """Updates; returns the step's figures."""
     whole, broken = drop_broken_groups(played)
     episodes, counts = rewarded_episodes(
         whole,
@@ -58,15 +61,16 @@ def _train_step(
     rate = 0.0 if step < stage.value_warmup_steps else step_rate(stage, step, first=stage.value_warmup_steps)
     updated = _update(session, stage, learner, episodes, reference, step, rate)
     figures = episode_figures(played, broken.groups)
+    behind = staleness(stage.title, step, whole)
     warn(
         session,
         stage.title,
         cut_alarm(figures, session.recipe.sampling.max_tokens),
         bootstrap_alarm(counts),
         step_reward_alarm(0 if stage.step_reward_weight else counts.with_step_rewards, len(whole)),
-        logprob_gap_alarm(updated),
+        None if behind else logprob_gap_alarm(updated),
     )
-    return figures | updated | {"learning_rate": rate} | _count_figures(counts)
+    return figures | updated | {"learning_rate": rate, "staleness": behind} | _count_figures(counts)
 
 
 def _update(

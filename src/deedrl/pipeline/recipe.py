@@ -270,6 +270,12 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 f"{path}.temperature",
                 "expected above 0: greedy siblings are equal and teach nothing; set it here or in sampling.temperature",
             )
+            require(
+                stage.max_staleness == 0 or self.model.adapter is not None,
+                f"{path}.max_staleness",
+                f"expected 0 with model.adapter: null, got {stage.max_staleness}: where all weights are trained, "
+                "sampling shares some with a running update; set it to 0 or train an adapter",
+            )
         if isinstance(stage, Ppo):
             require(
                 stage.critic != "adapter" or self.model.adapter is not None,

@@ -77,6 +77,9 @@ class OnlineSettings(StageSettings, frozen=True, kw_only=True):
     """Gradient norm is clipped to this."""
     failure_weight: NonNegative = 0.0
     """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
+    max_staleness: Annotated[int, Meta(ge=0, le=1)] = 0
+    """Updates that the weights which sample may be behind those that are updated; with 1 the next step is sampled while
+    an update runs, which needs an adapter and the memory of both at once."""
     validate_every: Count = 5
     """Steps between validations on held-out tasks; 0 means only after the last step."""
     validation_tasks: PositiveInt = 48

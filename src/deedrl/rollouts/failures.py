@@ -114,3 +114,10 @@ def drop_broken_groups(trajectories: Iterable[Trajectory]) -> tuple[list[Traject
     kept = [t for t in everything if (t.task_id, t.role) not in broken]
     reasons = Counter(failure_reason(t.failure) for t in everything if t.failure is not None)
     return kept, DroppedGroups(groups=len(broken), episodes=len(everything) - len(kept), reasons=dict(reasons))
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first leaf if `error` is a group; a task group wraps even a single exception."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -12,7 +12,7 @@ from deedrl.errors import DeedRLError
 from deedrl.policies.policy import Policy
 from deedrl.rewards.rubric import Rubric
 from deedrl.rollouts.episode import EpisodeSpec, play_episode
-from deedrl.rollouts.failures import FailureLedger, FailurePolicy, RolloutsStopped
+from deedrl.rollouts.failures import FailureLedger, FailurePolicy, RolloutsStopped, first_error
 from deedrl.rollouts.limits import Limits
 from deedrl.rollouts.prompting import PromptVariant
 from deedrl.rollouts.slot import AnyEnvironment, EnvironmentSlot, EnvironmentSource
@@ -58,7 +58,7 @@ async def run_episodes(
                 group.start_soon(run.work, EnvironmentSlot(source))
         run.ledger.check()
     except (RolloutsStopped, BaseExceptionGroup) as errors:
-        error = _first_error(errors)
+        error = first_error(errors)
         if isinstance(error, RolloutsStopped):
             raise RolloutsStopped(str(error), run.trajectories()) from None
         raise error from error.__cause__
@@ -160,10 +160,3 @@ class _Run:
                 f"{self._abandoned_threads} environment calls hang and cannot be stopped (they wait outside Python); "
                 "give those tools time-outs of their own or run the environment in a process (ProcessEnvironment)"
             )
-
-
-def _first_error(error: BaseException) -> BaseException:
-    """The first leaf if `error` is a group; a task group wraps even a single exception."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

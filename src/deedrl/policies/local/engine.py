@@ -66,6 +66,10 @@ class Engine:
         self._drafts = Drafts()
         give_back()
 
+    def hold_weights(self) -> None:
+        """Samples with the weights as they are now until `reset`; see `SamplingModel.hold`."""
+        self._weights.hold()
+
     def submit(self, turn: Turn) -> None:
         if len(turn.context) + turn.max_tokens > self._max_length:
             raise ModelError(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deedrl.errors import ModelError
+
 
 def decoder_of(model: Any) -> Any:
     """The part of a causal model below its output head, whether or not PEFT wraps it."""
@@ -36,6 +38,20 @@ class SamplingModel:
     def weights_changed(self) -> None:
         """The next call copies anew."""
         self._decoder = self._head = None
+
+    def hold(self) -> None:
+        """Copies now if that is still to do; until `weights_changed` an update of the model then changes nothing here.
+
+        Raises ModelError where a trained tensor is shared, so that an update would be seen half done.
+        """
+        if self._decoder is None:
+            self._copy()
+        named = (*self._decoder.named_parameters(), *self._head.named_parameters())
+        if shared := [name for name, parameter in named if parameter.requires_grad]:
+            raise ModelError(
+                f"sampling during an update needs an adapter of plain LoRA on linear layers, so that only copies are "
+                f"read; here {len(shared)} trained tensors are shared, such as {shared[0]}; set max_staleness to 0"
+            )
 
     def hidden(self, ids: Tensor, positions: Tensor, layout: Any) -> Tensor:
         """Last hidden states [B, T, hidden] of ids [B, T] at `positions` [B, T]; attention is the layout's."""

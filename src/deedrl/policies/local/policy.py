@@ -73,6 +73,11 @@ class LocalPolicy:
         self._engine.reset()
         self._ledgers.clear()
 
+    def hold_weights(self) -> None:
+        """Samples with the weights as they are now, whatever an update does to the model, until `weights_changed` or
+        `rest`. Raises ModelError where more than plain LoRA on linear layers is trained."""
+        self._engine.hold_weights()
+
     async def complete(self, request: CompletionRequest) -> Completion:
         """Samples one turn; raises `ContextFull` when it would not fit the model's positions."""
         ledger = self._ledgers.setdefault(request.episode_id, _Ledger())
