@@ -146,6 +146,8 @@ def test_supervised_learning_by_itself_has_neither_cache_nor_reference() -> None
 def test_phases_are_compared_and_not_added() -> None:
     parts = of()
     assert parts.peak == max(parts.update_peak, parts.sampling_peak)
+    both = parts.update_peak + parts.sampling_peak - parts.held
+    assert of(overlapped=True).peak == pytest.approx(both)
     assert parts.update_peak == pytest.approx(parts.held + parts.gradients + parts.activations + parts.logits)
 
 

@@ -114,6 +114,7 @@ def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings, machine: Machi
         bf16=bf16,
         gpus=len(machine.gpus),
         load=load,
+        overlapped=isinstance(stage, Grpo) and stage.max_staleness > 0,
     )
 
 
@@ -230,5 +231,6 @@ def _memory_words(cost: Estimate, machine: Machine) -> str:
     memory = f"{cost.memory_bytes / GIB:.1f} GiB of {cost.available_bytes / GIB:.1f} GiB"
     memory += " on each GPU" if machine.gpus else ""
     verdict = "fits" if cost.fits else "does NOT fit: lower concurrency or micro_batch_tokens, or take a smaller model"
-    joined = f"{held}, and the larger of {larger}" if cost.trains else f"{held}, {larger}"
+    together = "" if parts.overlapped else "the larger of "
+    joined = f"{held}, and {together}{larger}" if cost.trains else f"{held}, {larger}"
     return f"about {memory} ({joined}): {verdict}"

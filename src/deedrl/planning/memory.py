@@ -1,8 +1,8 @@
 """How much memory training takes: a pure function of a model's shape and the settings.
 
 What the code keeps is counted tensor by tensor; `benchmarks/plan_check.py` compares the sums with measured peaks. Parts
-of a run that exist at the same time are added, the others compared: sampling rests while an update runs, and a
-reference pass is over before its update begins.
+of a run that exist at the same time are added, the others compared: sampling rests while an update runs (unless it is
+to go on, `overlapped`), and a reference pass is over before its update begins.
 
 Widths below: h hidden, q query heads x head size, k key heads x head size, m of the MLP, V vocabulary.
 """
@@ -66,6 +66,8 @@ class MemorySettings(Settings, frozen=True, kw_only=True):
     load: Load
     mapped: bool = False
     """On a processor: large blocks of memory are mapped one by one, which leaves no holes and costs time."""
+    overlapped: bool = False
+    """Sampling goes on while an update runs."""
 
     @property
     def holes(self) -> float:
@@ -105,6 +107,8 @@ class Memory(Settings, frozen=True, kw_only=True):
     """On a processor sampling runs on a copy of the linear layers."""
     sampling_work: float
     """One pass of sampling: logits, and what a layer needs."""
+    overlapped: bool = False
+    """An update and sampling take their parts at the same time."""
 
     @property
     def held(self) -> float:
@@ -126,6 +130,8 @@ class Memory(Settings, frozen=True, kw_only=True):
 
     @property
     def peak(self) -> float:
+        if self.overlapped:
+            return self.update_peak + self.sampling_peak - self.held
         return max(self.update_peak, self.sampling_peak)
 
 
@@ -153,6 +159,7 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
         cache=cache_bytes(shape, settings) / parts if samples else 0.0,
         sampling_weights=copied_bytes(shape, settings) if samples and not settings.gpus else 0.0,
         sampling_work=sampling_work_bytes(shape, settings) if samples else 0.0,
+        overlapped=settings.overlapped,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from deedrl.errors import ModelError
 from deedrl.policies.local import merged
 from deedrl.policies.local.engine import Engine
 from deedrl.policies.local.merged import SamplingModel
@@ -64,6 +65,32 @@ def test_the_model_itself_is_not_changed_and_keeps_its_gradients(kit):
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert [name for name, p in loaded.model.named_parameters() if p.requires_grad] == trainable
+
+
+def test_held_weights_are_those_of_the_moment_until_the_next_reset(kit):
+    loaded = adapted(kit)
+    engine = Engine(loaded.model, stop_ids=[-1])
+    engine.hold_weights()
+    before = sampled(kit, loaded)
+    set_adapter(loaded, 6)
+    held = sampled(kit, loaded, engine)
+    assert (held.tokens, held.logprobs) == (before.tokens, before.logprobs)
+    engine.reset()
+    assert sampled(kit, loaded, engine).logprobs == sampled(kit, loaded).logprobs != before.logprobs
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_weights_are_held_only_where_no_trained_tensor_is_shared(kit, monkeypatch, packs):
+    if not packs:
+        monkeypatch.setattr(merged, "_can_pack", lambda weight: False)
+    SamplingModel(adapted(kit).model).hold()
+    whole = kit.load()
+    for parameter in whole.model.parameters():
+        parameter.requires_grad_(True)
+    with pytest.raises(ModelError, match="sampling during an update needs an adapter of plain LoRA"):
+        SamplingModel(whole.model).hold()
+    with pytest.raises(ModelError, match=r"trained tensors are shared, such as .*lora"):
+        SamplingModel(adapted(kit, target=["q_proj", "lm_head"]).model).hold()
 
 
 def test_everything_but_linear_layers_is_shared(kit):
