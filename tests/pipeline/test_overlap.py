@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 
 from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
-from deedrl.pipeline import grpo_stage
+from deedrl.pipeline import online
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.recipe import load_recipe, recipe_from
 from deedrl.pipeline.run import Run
+from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.stages import run_recipe
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
@@ -72,7 +73,7 @@ def test_an_error_of_either_is_raised_when_both_have_ended(failing: str) -> None
 
 def test_it_is_off_unless_asked_for() -> None:
     recipe = recipe_from({"name": "r", "stages": [{"stage": "grpo"}]})
-    assert [stage.max_staleness for stage in recipe.stages if isinstance(stage, grpo_stage.Grpo)] == [0]
+    assert [stage.max_staleness for stage in recipe.stages if isinstance(stage, Grpo)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_nothing_of_a_running_update_is_seen_by_sampling(
         sampled = sample()
         return update(), sampled
 
-    monkeypatch.setattr(grpo_stage, "while_updating", in_turn)
+    monkeypatch.setattr(online, "while_updating", in_turn)
     assert_same(overlapped, train(recipe_file, tmp_path / "in_turn"))
 
 
@@ -243,7 +244,7 @@ def test_a_resumed_stage_ends_as_if_nothing_had_happened(
 def test_without_staleness_nothing_is_sampled_ahead(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo_stage, "while_updating", lambda *_: pytest.fail("sampled ahead"))
+    monkeypatch.setattr(online, "while_updating", lambda *_: pytest.fail("sampled ahead"))
     folder = train(recipe_file, tmp_path / "run", overrides=("stages.grpo.max_staleness=0",))
     logged = read_metrics(folder)
     assert set(logged["grpo/staleness"].values()) == {0.0}
