@@ -79,12 +79,8 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
     with progress.bar(stage.title, total=stage.steps, unit="step", done=start) as bar:
         for step, beginning in pace(range(start, stage.steps), stage.max_staleness):
             update = partial(_update, session, stage, learner, sampled or sample(step), reference, step)
-            if step + 1 in beginning:
-                session.policy().hold_weights()
-                figures, sampled = while_updating(update, partial(sample, step + 1))
-            else:
-                session.rest_policies()
-                figures, sampled = update(), None
+            ahead = partial(sample, step + 1) if step + 1 in beginning else None
+            figures, sampled = _update_and_sample(session, update, ahead)
             number = step + 1
             session.weights_changed(f"{stage.title}:{number}")
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
@@ -102,6 +98,17 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
 
 
 # ---------------------------------------------------------------- one step
+
+
+def _update_and_sample(
+    session: Session, update: Callable[[], dict[str, float]], ahead: Callable[[], Sampled] | None
+) -> tuple[dict[str, float], Sampled | None]:
+    """What `update` and `ahead` return; the latter samples meanwhile, with the weights from before."""
+    if ahead is None:
+        session.rest_policies()
+        return update(), None
+    session.policy().hold_weights()
+    return while_updating(update, ahead)
 
 
 def _update(
