@@ -13,6 +13,7 @@ from deedrl.errors import BenchmarkError, ConfigError
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.types import Trajectory
 
+LIMIT = {"written": "encoded", "read": "decoded"}
 TINY = StoreSettings(short_records=5, long_records=2, repetitions=2)
 
 
@@ -34,6 +35,7 @@ def test_rates_agree_with_times_and_sizes(result: BenchmarkResult) -> None:
     for kind, records in (("short", 5), ("long", 2)):
         megabytes = result.counts[f"bytes of a {kind} file"] / 1e6
         for verb in ("written", "read"):
+            assert f"{kind}: {LIMIT[verb]} by msgspec alone" in found
             seconds = found[f"{kind}: a record {verb}"].values[0] * records / 1e6
             assert found[f"{kind}: {verb}"].values[0] == pytest.approx(megabytes / seconds)
         assert found[f"{kind}: written"].at_least == 50.0

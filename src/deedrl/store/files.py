@@ -15,6 +15,7 @@ from portalocker.exceptions import AlreadyLocked
 
 READ_BUFFER_BYTES = 1 << 20
 LOCK_CHECK_S = 0.005
+_AT_ONCE = LOCK_EX | LOCK_NB
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def _wait_for_lock(descriptor: int, timeout_s: float) -> None:
     until_s = time.monotonic() + timeout_s
     while True:
         try:
-            return lock(descriptor, LOCK_EX | LOCK_NB)
+            return lock(descriptor, _AT_ONCE)
         except AlreadyLocked:
             if time.monotonic() >= until_s:
                 raise
