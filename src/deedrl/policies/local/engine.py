@@ -33,6 +33,9 @@ MAX_DRAFT = 6
 DRAFT_ROOM = 256
 """Guessed tokens a pass: logits are formed for each of them, and where many rows decode, products cost by the token."""
 
+FEW_GUESSES = 4
+"""One guess to so many rows is not worth it: products come in steps of tokens, and a pass is as dear as its largest."""
+
 
 class Engine:
     """Batched decoding in up to `max_rows` rows; sequences that agree so far share a row."""
@@ -120,7 +123,10 @@ class Engine:
     def _with_guesses(self, feeds: Sequence[Feed]) -> list[Feed]:
         """Each feed with guesses at what its turns will draw."""
         most = min(MAX_DRAFT, DRAFT_ROOM // max(len(feeds), 1))
-        return [replace(feed, guesses=self._guesses(list(feed.row.turns.values()), most)) for feed in feeds]
+        guesses = [self._guesses(list(feed.row.turns.values()), most) for feed in feeds]
+        if FEW_GUESSES * sum(map(len, guesses)) < len(feeds):
+            return list(feeds)
+        return [replace(feed, guesses=guessed) for feed, guessed in zip(feeds, guesses, strict=True)]
 
     def _guesses(self, turns: Sequence[Turn], most: int) -> list[int]:
         # A guide has to see a token before it can say which may follow.

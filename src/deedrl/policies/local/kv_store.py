@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deedrl.memory import give_back
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask
+from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Places, Rotation
 
 SLOT_QUANTUM = 64
 FIRST_ROWS = 16
@@ -88,3 +89,13 @@ class PrefixLayout:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self.blocks.append((key, value))
         return attend_many(query, key, value, self._mask, scaling)
+
+    def attend_products(
+        self, layer: int, products: Tensor, rotation: Rotation, norms: HeadNorms | None, kernels: Kernels, scaling: float
+    ) -> Tensor:
+        tokens = torch.arange(len(products))
+        here = Places(torch.zeros_like(tokens), tokens)
+        keys, values = kernels.empty_store(1, len(products)), kernels.empty_store(1, len(products))
+        query = kernels.place(products, rotation, norms, keys, values, here)
+        self.blocks.append((keys, values))
+        return kernels.attend(query, None, keys, values, here, scaling)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deedrl.policies.local.attention import Part, attend_few, attend_part, attend_shared, merged
+from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Places, Rotation
 from deedrl.policies.local.kv_store import KVStore, Prefix
 from deedrl.policies.local.rows import Row
 
 GATHERING = 3
 """Copying what a row holds and reading the copy costs as much as reading this many rows in place."""
 FEW_QUERIES = 12
-"""Query heads a row and key/value head up to which plain products beat the fused attention."""
+"""Query heads a row and key/value head up to which plain products beat the fused attention in float32.
+
+In bf16 they never do: batched products of few rows copy keys and values first.
+"""
+
+MANY_TOKENS = 16
+"""New tokens of a row from which on torch's fused attention, with its matrix products, beats the compiled one."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +61,30 @@ class StepLayout:
         counts = torch.tensor([feed.tokens for feed in feeds])
         offsets = torch.tensor([len(feed.row.prefix.ids) if feed.row.prefix else 0 for feed in feeds])
         columns = torch.cat([torch.arange(int(count)) for count in counts])
-        self._rows = torch.tensor([feed.row.index for feed in feeds]).repeat_interleave(counts)
-        self._slots = torch.tensor([feed.start for feed in feeds]).repeat_interleave(counts) + columns
-        self.positions = self._slots + offsets.repeat_interleave(counts)
+        self._places = Places(
+            torch.tensor([feed.row.index for feed in feeds]).repeat_interleave(counts),
+            torch.tensor([feed.start for feed in feeds]).repeat_interleave(counts) + columns,
+        )
+        self.positions = self._places.slots + offsets.repeat_interleave(counts)
         """Position of every token [N] in its sequence, prefix included."""
         first = [0, *counts.cumsum(0).tolist()]
         drawn = [range(end - 1 - len(feed.guesses), end) for feed, end in zip(feeds, first[1:], strict=True)]
         self.drawn = torch.tensor([place for places in drawn for place in places])
         """Places in the pass that tokens are drawn after: of every feed the last of its ids, and all guesses."""
+        self._used = used
         placed = [_Placed(feed, place) for feed, place in zip(feeds, first, strict=False)]
-        groups = (*_alike(placed[: len(decoding)]), placed[len(decoding) :])
-        self._own = [_Own(store, used, group) for group in groups if group]
+        self._decoding, self._fills = placed[: len(decoding)], placed[len(decoding) :]
         self._prefixes = _tokens_by_prefix(feeds)
 
+    @cached_property
+    def _own(self) -> list[_Own]:
+        groups = (*_alike(self._decoding), self._fills)
+        return [_Own(self._store, self._used, group) for group in groups if group]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        self._store.keys[layer][self._rows, :, self._slots] = key[0].transpose(0, 1)
-        self._store.values[layer][self._rows, :, self._slots] = value[0].transpose(0, 1)
+        rows, slots = self._places
+        self._store.keys[layer][rows, :, slots] = key[0].transpose(0, 1)
+        self._store.values[layer][rows, :, slots] = value[0].transpose(0, 1)
         by_token = query[0].transpose(0, 1)
         folded = by_token.reshape(len(by_token), self._store.kv_heads, self._store.groups, -1)
         own = Part(
@@ -87,6 +103,44 @@ class StepLayout:
         return output.to(query.dtype).reshape(by_token.shape).transpose(0, 1)[None]
 
 
+    def attend_products(
+        self, layer: int, products: Tensor, rotation: Rotation, norms: HeadNorms | None, kernels: Kernels, scaling: float
+    ) -> Tensor:
+        keys, values = self._store.keys[layer], self._store.values[layer]
+        query = kernels.place(products, rotation, norms, keys, values, self._places)
+        prefix = self._before(layer, query, scaling)
+        apart = self._apart
+        tokens = apart.first if apart else None
+        output = kernels.attend(query, prefix, keys, values, self._places, scaling, tokens=tokens)
+        if apart:
+            padded = query[:, apart.tokens].transpose(0, 1).flatten(2, 3)  # [R, K, T G, D]
+            kernels.join(apart.part(layer, padded, scaling), apart.kept, prefix, output)
+        return output
+
+    @cached_property
+    def _apart(self) -> _Own | None:
+        """Rows with so many new tokens that what torch does with many queries is faster."""
+        if max((feed.tokens for feed, _ in self._fills), default=0) < MANY_TOKENS:
+            return None
+        return _Own(self._store, self._used, self._fills)
+
+    def _before(self, layer: int, query: Tensor, scaling: float) -> Part | None:
+        """Attention of query [K, N, G, D] to the tokens' prefixes, as `Kernels.attend` takes it."""
+        if not self._prefixes:
+            return None
+        if self._prefixes[0][1] is None:
+            keys, values = self._prefixes[0][0].blocks[layer]
+            return attend_part(query.flatten(1, 2)[None], keys, values, None, scaling)
+        whole = Part(query.new_zeros(query.shape), query.new_full((*query.shape[:-1], 1), -torch.inf).float())
+        for prefix, at in self._prefixes:
+            assert at is not None
+            keys, values = prefix.blocks[layer]
+            part = attend_part(query[:, at].flatten(1, 2)[None], keys, values, None, scaling)
+            for tensor, found in zip(whole, part, strict=True):
+                tensor.index_copy_(1, at, found[0].reshape(len(query), len(at), query.shape[2], -1).to(tensor.dtype))
+        return Part(*(tensor.flatten(1, 2)[None] for tensor in whole))
+
+
 class _Placed(NamedTuple):
     """A feed, and where in the pass its first token lies."""
 
@@ -103,11 +157,13 @@ class _Own:
         begin = torch.tensor([place for _, place in placed])[:, None]
         columns = torch.arange(int(counts.max()))[None]
         real = columns < counts[:, None]
+        self.first = int(begin[0])
         # Padding repeats the first token; its output is never looked at.
-        self._tokens = torch.where(real, begin + columns, begin)
-        self._padded = real.flatten().nonzero()[:, 0]
-        self._places = self._tokens.flatten()[self._padded]
-        self._few = columns.shape[1] * store.groups <= FEW_QUERIES
+        self.tokens = torch.where(real, begin + columns, begin)
+        """The places in the pass of the tokens of every row [R, T]."""
+        padded = real.flatten().nonzero()[:, 0]
+        self._places = self.tokens.flatten()[padded]
+        self._few = store.dtype == torch.float32 and columns.shape[1] * store.groups <= FEW_QUERIES
         self._rows = torch.tensor([feed.row.index for feed, _ in placed])
         newest = torch.tensor([feed.start for feed, _ in placed])[:, None] + columns
         # Where most rows take part, all are read in place: those that do not have a query of zeros that sees one slot.
@@ -115,6 +171,9 @@ class _Own:
         self._spread = bool(self._in_place) and self._rows.tolist() != list(range(used))
         if self._spread:
             newest = newest.new_zeros(used, newest.shape[1]).index_copy_(0, self._rows, newest)
+        row_of = self._rows if self._spread else torch.arange(len(placed))
+        self.kept = (row_of[:, None] * columns.shape[1] + columns).flatten()[padded]
+        """Where `part` has the tokens, in their order: token t of row r at r T + t."""
         self._slots = max(feed.slots for feed, _ in placed)
         visible = torch.arange(self._slots)[None, None] <= newest[:, :, None]
         bias = torch.where(visible, 0.0, -torch.inf)[:, None].repeat_interleave(store.groups, dim=2)
@@ -122,15 +181,17 @@ class _Own:
 
     def attend(self, layer: int, query: Tensor, own: Part, scaling: float) -> None:
         """Query [N, K, G, D] of all tokens of the pass; writes those of the feeds into `own`."""
-        padded = query[self._tokens].transpose(1, 2).flatten(2, 3)  # [rows, K, T G, D]
+        padded = query[self.tokens].transpose(1, 2).flatten(2, 3)  # [R, K, T G, D]
+        for tensor, whole in zip(self.part(layer, padded, scaling), own, strict=True):
+            by_token = tensor.unflatten(2, (-1, query.shape[2])).transpose(1, 2).flatten(0, 1)
+            whole[self._places] = by_token[self.kept].to(whole.dtype)
+
+    def part(self, layer: int, padded: Tensor, scaling: float) -> Part:
+        """Attention of the padded queries [R, K, T G, D] of the feeds' rows; where rows are read in place, of all."""
         keys, values = (self._read(blocks[layer]) for blocks in (self._store.keys, self._store.values))
         if self._spread:
             padded = padded.new_zeros(len(keys), *padded.shape[1:]).index_copy_(0, self._rows, padded)
-        part = (attend_few if self._few else attend_part)(padded, keys, values, self._bias, scaling)
-        shape = (len(self._tokens), query.shape[1], self._tokens.shape[1], query.shape[2], -1)
-        for tensor, whole in zip(part, own, strict=True):
-            by_row = (tensor[self._rows] if self._spread else tensor).reshape(shape).transpose(1, 2)
-            whole[self._places] = by_row.flatten(0, 1)[self._padded].to(whole.dtype)
+        return (attend_few if self._few else attend_part)(padded, keys, values, self._bias, scaling)
 
     def _read(self, block: Tensor) -> Tensor:
         """Keys or values [rows, K, slots, D] of the rows that take part, and where read in place of all in use."""

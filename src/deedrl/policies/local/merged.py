@@ -8,12 +8,16 @@ weight. Sampling pays both thousands of times between two updates; the copy is m
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deedrl.errors import ModelError
+from deedrl.policies.local.compiled.kernels import Kernels
+from deedrl.policies.local.fused import FusedLayer, NotFused, compare, fused, kernels_for
 
 
 def decoder_of(model: Any) -> Any:
@@ -34,6 +38,9 @@ class SamplingModel:
         self._source_head = model.get_output_embeddings()
         self._decoder: Any = None
         self._head: Any = None
+        self._kernels: Kernels | None = None
+        """Known once the replacements of all layers have been compared with them."""
+        self._warned = False
 
     def weights_changed(self) -> None:
         """The next call copies anew."""
@@ -69,14 +76,33 @@ class SamplingModel:
     @torch.no_grad()
     def _copy(self) -> None:
         modules = dict(self._source.named_modules())
-        adapted = [name + "." for name, module in modules.items() if hasattr(module, "get_base_layer")]
         # The twin of a module reaches its tensors through this table instead of copying them.
         shared: dict[int, Any] = {id(t): t for t in (*self._source.parameters(), *self._source.buffers())}
+        shared.update((id(layer), replacement) for layer, replacement in self._fused_layers())
+        # What is inside a module that is replaced or adapted is not looked at.
+        whole = [f"{name}." for name, m in modules.items() if id(m) in shared or hasattr(m, "get_base_layer")]
         for name, module in modules.items():
-            if (type(module) is nn.Linear or _is_plain_lora(module)) and not name.startswith(tuple(adapted)):
+            if _is_known(module) and not name.startswith(tuple(whole)):
                 shared[id(module)] = _packed(module)
         self._decoder = copy.deepcopy(self._source, shared).eval()
         self._head = _packed(self._source_head) if type(self._source_head) is nn.Linear else self._source_head
+
+    def _fused_layers(self) -> Iterator[tuple[Any, FusedLayer]]:
+        """The decoder's layers that can be fused, with their replacements; says once why others cannot."""
+        if self._source.device.type != "cpu" or not _can_pack(self._source_head.weight):
+            return
+        try:
+            kernels = self._kernels or kernels_for(self._source)
+            for layer in self._source.layers:
+                replacement = fused(layer, kernels, _weight_and_bias)
+                if self._kernels is None:
+                    compare(layer, replacement, self._source)
+                yield layer, replacement
+            self._kernels = kernels
+        except NotFused as reason:
+            if not self._warned:
+                warnings.warn(f"sampling runs the model's layers as they are, which takes longer: {reason}", stacklevel=2)
+            self._warned = True
 
 
 class _PackedLinear(nn.Module):
@@ -94,21 +120,32 @@ class _PackedLinear(nn.Module):
 
 def _packed(module: Any) -> nn.Module:
     """The layer with its adapters added to its weight; packed where this build of torch can."""
-    if type(module) is nn.Linear:
-        weight, bias = module.weight.detach(), module.bias
-    else:
-        base = module.get_base_layer()
-        total = base.weight.float()
-        for adapter in module.active_adapters:
-            total = total + module.get_delta_weight(adapter).float()
-        weight, bias = total.to(base.weight.dtype), base.bias
+    weight, bias = _weight_and_bias(module)
     if _can_pack(weight):
-        return _PackedLinear(weight, None if bias is None else bias.detach())
+        return _PackedLinear(weight, bias)
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.bias = bias
     return layer
+
+
+def _weight_and_bias(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Of a linear layer, adapters added in. Raises NotFused for one that is not known."""
+    if not _is_known(module):
+        raise NotFused(f"a layer has a {type(module).__name__}, or an adapter that is more than plain LoRA")
+    base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
+    bias = None if base.bias is None else base.bias.detach()
+    if base is module:
+        return module.weight.detach(), bias
+    total = base.weight.float()
+    for adapter in module.active_adapters:
+        total = total + module.get_delta_weight(adapter).float()
+    return total.to(base.weight.dtype), bias
+
+
+def _is_known(module: Any) -> bool:
+    return type(module) is nn.Linear or _is_plain_lora(module)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from deedrl.errors import ModelError
 from deedrl.policies.local.source import (
     ADAPTER_WEIGHTS,
+    cache_folder,
     check_adapter,
     check_lora,
     check_tensors,
@@ -231,13 +231,6 @@ def export_merged(loaded: LoadedModel, folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- the embedded model
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: ``DEEDRL_CACHE`` or the user's cache folder."""
-    import platformdirs
-
-    return Path(os.environ.get("DEEDRL_CACHE") or platformdirs.user_cache_dir("deedrl"))
 
 
 def embedded_model_folder() -> Path:

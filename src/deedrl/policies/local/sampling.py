@@ -19,11 +19,14 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor, which:
     """
     greedy = temperatures == 0
     # In place from here on: memory for another block of this size costs more than a pass over it.
-    shifted = logits.float().div_(torch.where(greedy, 1.0, temperatures)[:, None])
+    shifted = logits.float()
+    if not bool((temperatures == 1.0).all()):
+        shifted = shifted.div_(torch.where(greedy, 1.0, temperatures)[:, None])
     best = shifted.argmax(-1) if bool(greedy.any()) else None
     shifted.sub_(shifted.amax(-1, keepdim=True))
     weights = shifted.exp()
-    blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    missing = -weights.shape[1] % BLOCK
+    blocks = (F.pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, BLOCK)
     block_ends = blocks.sum(-1).double().cumsum(-1)[which]
     totals = block_ends[:, -1]
     targets = uniforms * totals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 ALL_LINEAR = "all-linear"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CHOICES = "set model.path to a folder with config.json, or to 'embedded'"
+
+
+def cache_folder() -> Path:
+    """Where converted models and compiled kernels are kept: ``DEEDRL_CACHE`` or the user's cache folder."""
+    import platformdirs
+
+    return Path(os.environ.get("DEEDRL_CACHE") or platformdirs.user_cache_dir("deedrl"))
 
 
 def hub_is_offline(name: str) -> bool:

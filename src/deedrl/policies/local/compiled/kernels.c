@@ -1,0 +1,278 @@
+/* What a decoder does between its matrix products, for sampling on a processor.
+ *
+ * Compiled for one size of heads D, one number G of query heads to each key/value head, and bf16 (-DBF16) or float32, so
+ * that loops over them have a known length: see loading.py. Numbers are computed in float32 whatever they are stored as. Every function divides its work by tokens or by (token, head), so what comes out does not depend on the
+ * number of threads.
+ *
+ * N tokens, H = G K query heads, K key/value heads, S slots of a row.
+ */
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define L (D / LANES)
+#define WIDE (L % 4 ? 1 : G > 6 ? 2 : 4) /* vectors of a value taken together; as many sums as registers hold */
+#define TILE 64                          /* slots whose scores are computed before their values are read */
+
+static inline float as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+static inline uint32_t as_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+
+#ifdef BF16
+typedef uint16_t number;
+static inline float get(number x) { return as_float((uint32_t)x << 16); }
+static inline number put(float x) { /* to the nearest, ties to even */
+    uint32_t bits = as_bits(x);
+    return (number)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+#else
+typedef float number;
+static inline float get(number x) { return x; }
+static inline number put(float x) { return x; }
+#endif
+
+/* Numbers side by side. Compilers make of these what the processor has, or several of it. */
+typedef float vector __attribute__((vector_size(4 * LANES)));
+
+#ifdef BF16
+typedef uint16_t packed __attribute__((vector_size(2 * LANES)));
+typedef uint32_t wide __attribute__((vector_size(4 * LANES)));
+
+static inline vector load(const number *from) {
+    packed read;
+    memcpy(&read, from, sizeof read);
+    return (vector)(__builtin_convertvector(read, wide) << 16);
+}
+
+static inline void store(number *to, vector x) {
+    wide bits = (wide)x;
+    packed written = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, packed);
+    memcpy(to, &written, sizeof written);
+}
+#else
+static inline vector load(const number *from) {
+    vector read;
+    memcpy(&read, from, sizeof read);
+    return read;
+}
+
+static inline void store(number *to, vector x) { memcpy(to, &x, sizeof x); }
+#endif
+
+/* exp for x <= 0, relative error below 3e-7; a polynomial, so that loops over it become vector instructions. */
+static inline float exp_of(float x) {
+    x = x < -87.0f ? -87.0f : x; /* -inf too: a weight of 1e-38, lost in any sum */
+    float whole = floorf(x * 1.44269504f + 0.5f);
+    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    return (sum * rest * rest + rest + 1.0f) * as_float((uint32_t)((int32_t)whole + 127) << 23);
+}
+
+static void norm(const number *x, const number *weight, number *out, int64_t size, float epsilon) {
+    float sum = 0.0f;
+    for (int64_t i = 0; i < size; i++) sum += get(x[i]) * get(x[i]);
+    float scale = 1.0f / sqrtf(sum / (float)size + epsilon);
+    /* Rounded before the weight, as the models do it. */
+    for (int64_t i = 0; i < size; i++) out[i] = put(get(weight[i]) * get(put(get(x[i]) * scale)));
+}
+
+/* RMSNorm of x [N, size]. */
+void rms_norm(const number *x, const number *weight, number *out, int64_t tokens, int64_t size, float epsilon) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++) norm(x + n * size, weight, out + n * size, size, epsilon);
+}
+
+static void rotate(const number *x, const number *cosine, const number *sine, number *out) {
+    const int64_t half = D / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float first = get(x[i]), second = get(x[i + half]);
+        out[i] = put(first * get(cosine[i]) - second * get(sine[i]));
+        out[i + half] = put(second * get(cosine[i + half]) + first * get(sine[i + half]));
+    }
+}
+
+/* Takes apart the products [N, (H + 2 K) D] of a layer's three projections: queries are rotated and laid out
+ * [K, N, G, D]; keys, rotated, and values are written into the caches [rows, K, S, D] at (row[n], slot[n]).
+ * cosine, sine [N, D]. Where query_norm and key_norm are given (else NULL), heads pass an RMSNorm first. */
+void place(const number *products, const number *cosine, const number *sine, const number *query_norm,
+           const number *key_norm, float epsilon, number *query, number *keys, number *values, const int64_t *row,
+           const int64_t *slot, int64_t tokens, int64_t kv_heads, int64_t slots) {
+    const int64_t heads = G * kv_heads;
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++) {
+        const number *from = products + n * (heads + 2 * kv_heads) * D;
+        const number *c = cosine + n * D, *s = sine + n * D;
+        number normed[D];
+        for (int64_t h = 0; h < heads + kv_heads; h++, from += D) {
+            const number *weight = h < heads ? query_norm : key_norm;
+            if (weight) norm(from, weight, normed, D, epsilon);
+            number *to = h < heads ? query + (((h / G) * tokens + n) * G + h % G) * D
+                                   : keys + ((row[n] * kv_heads + h - heads) * slots + slot[n]) * D;
+            rotate(weight ? normed : from, c, s, to);
+        }
+        for (int64_t k = 0; k < kv_heads; k++, from += D)
+            memcpy(values + ((row[n] * kv_heads + k) * slots + slot[n]) * D, from, D * sizeof(number));
+    }
+}
+
+/* From LANES vectors to the vector of their sums: each round adds halves of two vectors into one. */
+static inline vector sums(vector *of) {
+#define ADD(step, ...)                                                                                                 \
+    for (int i = 0; i < step; i++) of[i] = ADDED(of[i], of[i + step], __VA_ARGS__);
+#define ADDED(a, b, s, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, ia, ib, ic, id, ie, if_)                                \
+    __builtin_shufflevector(a, b, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, ia, ib, ic, id, ie, if_) +                   \
+        __builtin_shufflevector(a, b, i0 + s, i1 + s, i2 + s, i3 + s, i4 + s, i5 + s, i6 + s, i7 + s, i8 + s, i9 + s,  \
+                                ia + s, ib + s, ic + s, id + s, ie + s, if_ + s)
+    ADD(8, 8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+    ADD(4, 4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+    ADD(2, 2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+    ADD(1, 1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+    return of[0];
+}
+
+/* Products of the G queries with one key, to be summed over the lanes. */
+#if defined(BF16) && defined(__AVX512BF16__) && D % 32 == 0
+typedef __m512bh queries[G][D / 32];
+
+static inline void set_query(queries query, int g, const number *from) {
+    for (int i = 0; i < D / 32; i++) query[g][i] = (__m512bh)_mm512_loadu_si512(from + 32 * i);
+}
+
+static inline void times_key(const queries query, const number *key, vector (*products)[LANES], int64_t s) {
+    __m512bh read[D / 32];
+    for (int i = 0; i < D / 32; i++) read[i] = (__m512bh)_mm512_loadu_si512(key + 32 * i);
+    for (int g = 0; g < G; g++) {
+        __m512 product = _mm512_setzero_ps();
+        for (int i = 0; i < D / 32; i++) product = _mm512_dpbf16_ps(product, query[g][i], read[i]);
+        products[g][s] = (vector)product;
+    }
+}
+#else
+typedef vector queries[G][L];
+
+static inline void set_query(queries query, int g, const number *from) {
+    for (int l = 0; l < L; l++) query[g][l] = load(from + l * LANES);
+}
+
+static inline void times_key(const queries query, const number *key, vector (*products)[LANES], int64_t s) {
+    vector read[L];
+    for (int l = 0; l < L; l++) read[l] = load(key + l * LANES);
+    for (int g = 0; g < G; g++) {
+        vector product = query[g][0] * read[0];
+        for (int l = 1; l < L; l++) product += query[g][l] * read[l];
+        products[g][s] = product;
+    }
+}
+#endif
+
+/* Where one (token, key/value head) stands: its queries; the sums so far, their greatest score and total weight. */
+struct state { queries query; vector sum[G][L]; float top[G], total[G]; };
+
+/* Scores of the queries against `count` keys, at most LANES; -inf for the lanes that are left. */
+static inline void score(const struct state *state, const number *keys, int64_t count, float scaling,
+                         float (*scores)[TILE]) {
+    vector products[G][LANES];
+    for (int64_t s = 0; s < count; s++) times_key(state->query, keys + s * D, products, s);
+    for (int g = 0; g < G; g++) {
+        for (int64_t s = count; s < LANES; s++) products[g][s] = (vector){0};
+        vector found = sums(products[g]) * scaling;
+        memcpy(scores[g], &found, sizeof found);
+        for (int64_t s = count; s < LANES; s++) scores[g][s] = -INFINITY;
+    }
+}
+
+/* Adds `count` values, weighted. */
+static inline void add(struct state *state, const number *values, int64_t count, float (*weights)[TILE]) {
+    for (int l = 0; l < L; l += WIDE) {
+        vector sum[G][WIDE];
+        for (int g = 0; g < G; g++)
+            for (int w = 0; w < WIDE; w++) sum[g][w] = state->sum[g][l + w];
+        for (int64_t s = 0; s < count; s++)
+            for (int w = 0; w < WIDE; w++) {
+                vector value = load(values + s * D + (l + w) * LANES);
+                for (int g = 0; g < G; g++) sum[g][w] += weights[g][s] * value;
+            }
+        for (int g = 0; g < G; g++)
+            for (int w = 0; w < WIDE; w++) state->sum[g][l + w] = sum[g][w];
+    }
+}
+
+/* Takes in `count` slots, at most TILE. */
+static void take_in(struct state *state, const number *keys, const number *values, int64_t count, float scaling) {
+    float scores[G][TILE];
+    int64_t filled = (count + LANES - 1) / LANES * LANES;
+    for (int64_t s = 0; s < count; s += LANES)
+        score(state, keys + s * D, count - s < LANES ? count - s : LANES, scaling, (float(*)[TILE]) & scores[0][s]);
+    for (int g = 0; g < G; g++) {
+        float highest = state->top[g], added = 0.0f;
+#pragma omp simd reduction(max : highest)
+        for (int64_t s = 0; s < filled; s++) highest = scores[g][s] > highest ? scores[g][s] : highest;
+        for (int64_t s = 0; s < filled; s++) {
+            scores[g][s] = exp_of(scores[g][s] - highest);
+            added += scores[g][s];
+        }
+        float shrunk = state->total[g] > 0.0f ? exp_of(state->top[g] - highest) : 0.0f;
+        state->total[g] = state->total[g] * shrunk + added;
+        state->top[g] = highest;
+        for (int l = 0; l < L; l++) state->sum[g][l] *= shrunk;
+    }
+    add(state, values, count, scores);
+}
+
+/* Attention of the first `tokens` of N tokens to the own part of their rows up to themselves, continued from what they
+ * found in a prefix.
+ *
+ * query [K, N, G, D]; keys, values [rows, K, S, D]; token n sees slots 0 .. slot[n] of row[n]; out [N, H, D].
+ * prefix [N, G, K, D] is attention to the prefix alone, logsum [N, G, K] the logarithm of its sum of weights, -inf for a
+ * token without one; both NULL where none has one. */
+void attend(const number *query, const number *keys, const number *values, const number *prefix, const float *logsum,
+            number *out, const int64_t *row, const int64_t *slot, int64_t tokens, int64_t of, int64_t kv_heads,
+            int64_t slots, float scaling) {
+#pragma omp parallel for collapse(2) schedule(dynamic, 4)
+    for (int64_t n = 0; n < tokens; n++)
+        for (int64_t k = 0; k < kv_heads; k++) {
+            struct state state;
+            for (int g = 0; g < G; g++) {
+                const number *own = query + ((k * of + n) * G + g) * D;
+                int64_t at = (n * G + g) * kv_heads + k;
+                int known = logsum && logsum[at] > -INFINITY;
+                state.top[g] = known ? logsum[at] : -INFINITY;
+                state.total[g] = known ? 1.0f : 0.0f;
+                set_query(state.query, g, own);
+                for (int l = 0; l < L; l++)
+                    state.sum[g][l] = known ? load(prefix + at * D + l * LANES) : (vector){0};
+            }
+            int64_t begin = (row[n] * kv_heads + k) * slots, visible = slot[n] + 1;
+            for (int64_t first = 0; first < visible; first += TILE)
+                take_in(&state, keys + (begin + first) * D, values + (begin + first) * D,
+                        visible - first < TILE ? visible - first : TILE, scaling);
+            for (int g = 0; g < G; g++)
+                for (int l = 0; l < L; l++)
+                    store(out + ((n * kv_heads + k) * G + g) * D + l * LANES, state.sum[g][l] / state.total[g]);
+        }
+}
+
+/* Attention of tokens first .. first + tokens - 1 put together from two parts: token first + n is the one at[n] of
+ * own [.., G, K, D] and own_logsum [.., G, K]; prefix, logsum and out as for `attend`. */
+void join(const number *own, const float *own_logsum, const int64_t *at, const number *prefix, const float *logsum,
+          number *out, int64_t first, int64_t tokens, int64_t kv_heads) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++)
+        for (int64_t k = 0; k < kv_heads; k++)
+            for (int g = 0; g < G; g++) {
+                int64_t a = (at[n] * G + g) * kv_heads + k, b = ((first + n) * G + g) * kv_heads + k;
+                int known = logsum && logsum[b] > -INFINITY;
+                float share = known ? 1.0f / (1.0f + expf(logsum[b] - own_logsum[a])) : 1.0f;
+                number *to = out + (((first + n) * kv_heads + k) * G + g) * D;
+                for (int d = 0; d < D; d++)
+                    to[d] = put(share * get(own[a * D + d]) + (known ? (1.0f - share) * get(prefix[b * D + d]) : 0.0f));
+            }
+}

@@ -1,0 +1,126 @@
+"""The compiled functions on tensors. Shapes as in `attention`: H query heads, K key/value heads, G = H / K, head size D.
+
+N tokens of a pass; row and slot [N] int64 say where in a store [rows, K, S, D] the keys and values of each lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deedrl.policies.local.attention import Part
+from deedrl.policies.local.compiled.loading import library
+
+_POINTER, _INTEGER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Places(NamedTuple):
+    """Where the tokens of a pass lie in the store, both [N] int64."""
+
+    rows: Tensor
+    slots: Tensor
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the tokens' positions, both [N, D]."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+class HeadNorms(NamedTuple):
+    """Weights [D] of the RMSNorm that queries and keys pass before they are rotated."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+
+
+class Kernels:
+    """`kernels.c` for models of one shape and type. Raises NotCompiled."""
+
+    def __init__(self, heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+        self._heads, self._kv_heads, self._size, self._dtype = heads, kv_heads, head_size, dtype
+        self._library = library(head_size, heads // kv_heads, dtype)
+        for name, types in _SIGNATURES.items():
+            getattr(self._library, name).argtypes = types
+            getattr(self._library, name).restype = None
+
+    def empty_store(self, rows: int, slots: int) -> Tensor:
+        """Room for keys or values [rows, K, slots, D], not set to anything."""
+        return torch.empty(rows, self._kv_heads, slots, self._size, dtype=self._dtype)
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Of hidden [N, size]."""
+        hidden = hidden.contiguous()
+        output = torch.empty_like(hidden)
+        self._library.rms_norm(_at(hidden), _at(weight), _at(output), *hidden.shape, epsilon)
+        return output
+
+    def place(
+        self, products: Tensor, rotation: Rotation, norms: HeadNorms | None, keys: Tensor, values: Tensor, to: Places
+    ) -> Tensor:
+        """Queries [K, N, G, D], rotated, of products [N, (H + 2 K) D]; keys and values go into the store at `to`."""
+        tokens = len(products)
+        groups = self._heads // self._kv_heads
+        query = torch.empty(self._kv_heads, tokens, groups, self._size, dtype=self._dtype)
+        weights = (None, None, 0.0) if norms is None else (_at(norms.query), _at(norms.key), norms.epsilon)
+        stored = (_at(query), _at(keys), _at(values), _at(to.rows), _at(to.slots))
+        self._library.place(
+            _at(products), *map(_at, rotation), *weights, *stored, tokens, self._kv_heads, keys.shape[2]
+        )
+        return query
+
+    def attend(
+        self,
+        query: Tensor,
+        prefix: Part | None,
+        keys: Tensor,
+        values: Tensor,
+        at: Places,
+        scaling: float,
+        *,
+        tokens: int | None = None,
+    ) -> Tensor:
+        """Attention [N, H D] of query [K, N, G, D] to its rows up to its own slots, and to a prefix before them.
+
+        `prefix` is attention to the prefix alone, output [1, K, N G, D] and logsum [1, K, N G, 1], -inf where a token
+        has none. Of the output only the first `tokens` are set (None: all); the others are for `join`.
+        """
+        count = query.shape[1]
+        output = torch.empty(count, self._heads * self._size, dtype=self._dtype)
+        before = _by_query(prefix)
+        to = (*map(_at, at), count if tokens is None else tokens, count, self._kv_heads, keys.shape[2])
+        self._library.attend(_at(query), _at(keys), _at(values), *map(_at, before), _at(output), *to, scaling)
+        return output
+
+    def join(self, own: Part, at: Tensor, prefix: Part | None, output: Tensor) -> None:
+        """Sets the last tokens of `output` [N, H D]: attention to their own parts and to their prefixes in one.
+
+        `own` has output [R, K, T G, D] and logsum [R, K, T G, 1]; the tokens are those `at` r T + t there. `prefix` is
+        as for `attend`.
+        """
+        parts = (*_by_query(own), at, *_by_query(prefix), output)
+        self._library.join(*map(_at, parts), len(output) - len(at), len(at), self._kv_heads)
+
+
+def _by_query(part: Part | None) -> tuple[Tensor | None, Tensor | None]:
+    """Output and logsum, each [.., queries, K, ..] without gaps, which is how torch's fused attention leaves them."""
+    if part is None:
+        return None, None
+    return part.output.transpose(1, 2).contiguous(), part.logsum.transpose(1, 2).contiguous()
+
+
+_SIGNATURES = {
+    "rms_norm": [*[_POINTER] * 3, *[_INTEGER] * 2, _FLOAT],
+    "place": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 5, *[_INTEGER] * 3],
+    "attend": [*[_POINTER] * 8, *[_INTEGER] * 4, _FLOAT],
+    "join": [*[_POINTER] * 6, *[_INTEGER] * 3],
+}
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
