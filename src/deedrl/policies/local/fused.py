@@ -1,9 +1,9 @@
 """Decoder layers of the common form (Llama, SmolLM2, Mistral, Qwen2, Qwen3) in a dozen calls, for sampling.
 
-The form: RMSNorm, attention with rotated queries and keys, RMSNorm, gated MLP with SiLU, a sum after each half. Written
-with torch's operations such a layer is a hundred small ones, and for the few tokens of a decoding pass most of the time
-goes into starting them. Here the projections of a layer are one product, activations and sums are done by the products
-as they write, and the rest is compiled (`compiled/kernels.c`).
+The form: RMSNorm, attention with rotated queries and keys, RMSNorm, gated MLP with SiLU, a sum after each half. Of
+torch's operations such a layer takes a hundred, and for the few tokens of a decoding pass most of the time goes into
+starting them. Here the projections of a layer are one product, as are gate and input of its MLP, products add up as
+they write, and the rest is compiled (`compiled/kernels.c`).
 
 A layer is replaced only if its replacement computes what the layer does; names of classes decide nothing.
 """
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Rotation
+from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Projected, Rotation
 from deedrl.policies.local.compiled.loading import NotCompiled
 from deedrl.policies.local.kv_store import PrefixLayout
 
+_HEAD_NORMS = ("q_norm", "k_norm")
 _TRIED = 5
 """Tokens on which a layer and its replacement are compared."""
 _LARGEST_DISTANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
@@ -36,15 +37,7 @@ class NotFused(Exception):
 class FusedLayout(Protocol):
     """Where a pass of fused layers keeps keys and values, and who may attend to whom."""
 
-    def attend_products(
-        self,
-        layer: int,
-        products: Tensor,
-        rotation: Rotation,
-        norms: HeadNorms | None,
-        kernels: Kernels,
-        scaling: float,
-    ) -> Tensor:
+    def attend_products(self, layer: int, projected: Projected, kernels: Kernels, scaling: float) -> Tensor:
         """Attention [N, H D] of the tokens whose projections are `products` [N, (H + 2 K) D]."""
         ...
 
@@ -65,13 +58,14 @@ class _Packed(NamedTuple):
             bias = torch.cat([part.new_zeros(len(part)) if given is None else given for part, given in parts])
         return cls(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
-    def times(self, inputs: Tensor, activation: str = "none") -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, activation, [], "")
+    def times(self, inputs: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
         return result
 
-    def times_and(self, operation: str, other: Tensor, inputs: Tensor) -> Tensor:
-        """`other` and the product put together by ``add`` or ``mul``."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self.weight, self.bias, operation)
+    def times_added(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """The product, added to `other` as it is written."""
+        add = torch.ops.mkldnn._linear_pointwise.binary
+        result: Tensor = add(inputs, other, self.weight, self.bias, "add")
         return result
 
 
@@ -83,14 +77,13 @@ class FusedLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self._kernels = kernels
         self._index, self._scaling = int(attention.layer_idx), float(attention.scaling)
-        self._norms = tuple((n.weight, _epsilon(n)) for n in (layer.input_layernorm, layer.post_attention_layernorm))
-        self._heads = None
-        if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm, attention.k_norm
-            self._heads = HeadNorms(query.weight, key.weight, _epsilon(query))
+        self._epsilon = float(layer.input_layernorm.variance_epsilon)  # of all norms; `compare` would find another one
+        # The layer's own modules: who looks for tensors that are shared with it finds these.
+        self.norms = nn.ModuleList([layer.input_layernorm, layer.post_attention_layernorm])
+        self.head_norms = nn.ModuleList([getattr(attention, name) for name in _HEAD_NORMS if hasattr(attention, name)])
         self._projections = _Packed.of([attention.q_proj, attention.k_proj, attention.v_proj], weights)
         self._output = _Packed.of([attention.o_proj], weights)
-        self._gate, self._up = (_Packed.of([part], weights) for part in (mlp.gate_proj, mlp.up_proj))
+        self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
         self._down = _Packed.of([mlp.down_proj], weights)
 
     def forward(
@@ -98,14 +91,16 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         hidden = hidden_states[0]
         rotation = Rotation(*(tensor[0].contiguous() for tensor in position_embeddings))
-        products = self._projections.times(self._kernels.rms_norm(hidden, *self._norms[0]))
-        attended = layout.attend_products(
-            self._index, products, rotation, self._heads, self._kernels, self._scaling
-        )
-        hidden = self._output.times_and("add", hidden, attended)
-        normed = self._kernels.rms_norm(hidden, *self._norms[1])
-        gated = self._up.times_and("mul", self._gate.times(normed, "swish"), normed)
-        return self._down.times_and("add", hidden, gated)[None]
+        products = self._projections.times(self._normed(hidden, self.norms[0]))
+        weights = [norm.weight for norm in self.head_norms]
+        projected = Projected(products, rotation, HeadNorms(*weights, self._epsilon) if weights else None)
+        attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
+        hidden = self._output.times_added(attended, hidden)
+        gated = self._kernels.gated(self._gate_and_up.times(self._normed(hidden, self.norms[1])))
+        return self._down.times_added(gated, hidden)[None]
+
+    def _normed(self, hidden: Tensor, norm: Any) -> Tensor:
+        return self._kernels.rms_norm(hidden, norm.weight, self._epsilon)
 
 
 def kernels_for(model: Any) -> Kernels:
@@ -143,7 +138,3 @@ def compare(layer: Any, replacement: FusedLayer, decoder: Any) -> None:
     distance = float((found - expected).float().norm() / expected.float().norm())
     if not distance <= _LARGEST_DISTANCE[decoder.dtype]:
         raise NotFused(f"{type(layer).__name__} computes something else: {100 * distance:.2g} % away")
-
-
-def _epsilon(norm: Any) -> float:
-    return float(norm.variance_epsilon)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deedrl.memory import give_back
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask
-from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Places, Rotation
+from deedrl.policies.local.compiled.kernels import Kernels, Places, Projected
 
 SLOT_QUANTUM = 64
 FIRST_ROWS = 16
@@ -90,12 +90,10 @@ class PrefixLayout:
         self.blocks.append((key, value))
         return attend_many(query, key, value, self._mask, scaling)
 
-    def attend_products(
-        self, layer: int, products: Tensor, rotation: Rotation, norms: HeadNorms | None, kernels: Kernels, scaling: float
-    ) -> Tensor:
-        tokens = torch.arange(len(products))
+    def attend_products(self, layer: int, projected: Projected, kernels: Kernels, scaling: float) -> Tensor:
+        tokens = torch.arange(len(projected.products))
         here = Places(torch.zeros_like(tokens), tokens)
-        keys, values = kernels.empty_store(1, len(products)), kernels.empty_store(1, len(products))
-        query = kernels.place(products, rotation, norms, keys, values, here)
+        keys, values = kernels.empty_store(1, len(projected.products)), kernels.empty_store(1, len(projected.products))
+        query = kernels.place(projected, keys, values, here)
         self.blocks.append((keys, values))
         return kernels.attend(query, None, keys, values, here, scaling)

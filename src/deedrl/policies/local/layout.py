@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deedrl.policies.local.attention import Part, attend_few, attend_part, attend_shared, merged
-from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Places, Rotation
+from deedrl.policies.local.compiled.kernels import Kernels, Places, Projected
 from deedrl.policies.local.kv_store import KVStore, Prefix
 from deedrl.policies.local.rows import Row
 
@@ -102,12 +102,9 @@ class StepLayout:
             output.index_copy_(0, at, merged(part, attend_shared(folded[at], *prefix.blocks[layer], scaling)))
         return output.to(query.dtype).reshape(by_token.shape).transpose(0, 1)[None]
 
-
-    def attend_products(
-        self, layer: int, products: Tensor, rotation: Rotation, norms: HeadNorms | None, kernels: Kernels, scaling: float
-    ) -> Tensor:
+    def attend_products(self, layer: int, projected: Projected, kernels: Kernels, scaling: float) -> Tensor:
         keys, values = self._store.keys[layer], self._store.values[layer]
-        query = kernels.place(products, rotation, norms, keys, values, self._places)
+        query = kernels.place(projected, keys, values, self._places)
         prefix = self._before(layer, query, scaling)
         apart = self._apart
         tokens = apart.first if apart else None
@@ -183,7 +180,9 @@ class _Own:
         """Query [N, K, G, D] of all tokens of the pass; writes those of the feeds into `own`."""
         padded = query[self.tokens].transpose(1, 2).flatten(2, 3)  # [R, K, T G, D]
         for tensor, whole in zip(self.part(layer, padded, scaling), own, strict=True):
-            by_token = tensor.unflatten(2, (-1, query.shape[2])).transpose(1, 2).flatten(0, 1)
+            rows, heads, queries, size = tensor.shape
+            by_row = tensor.reshape(rows, heads, queries // query.shape[2], query.shape[2], size)
+            by_token = by_row.transpose(1, 2).flatten(0, 1)
             whole[self._places] = by_token[self.kept].to(whole.dtype)
 
     def part(self, layer: int, padded: Tensor, scaling: float) -> Part:

@@ -101,7 +101,9 @@ class SamplingModel:
             self._kernels = kernels
         except NotFused as reason:
             if not self._warned:
-                warnings.warn(f"sampling runs the model's layers as they are, which takes longer: {reason}", stacklevel=2)
+                warnings.warn(
+                    f"sampling runs the model's layers as they are, which takes longer: {reason}", stacklevel=2
+                )
             self._warned = True
 
 
@@ -126,7 +128,8 @@ def _packed(module: Any) -> nn.Module:
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.bias = bias
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
 
 

@@ -90,6 +90,18 @@ void rms_norm(const number *x, const number *weight, number *out, int64_t tokens
     for (int64_t n = 0; n < tokens; n++) norm(x + n * size, weight, out + n * size, size, epsilon);
 }
 
+/* SiLU of the first half of each row of products [N, 2 size], times the second: out [N, size]. */
+void gate(const number *products, number *out, int64_t tokens, int64_t size) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++) {
+        const number *gates = products + 2 * n * size, *rest = gates + size;
+        for (int64_t i = 0; i < size; i++) {
+            float x = get(gates[i]), small = exp_of(-fabsf(x));
+            out[n * size + i] = put(x * (x < 0.0f ? small : 1.0f) / (1.0f + small) * get(rest[i]));
+        }
+    }
+}
+
 static void rotate(const number *x, const number *cosine, const number *sine, number *out) {
     const int64_t half = D / 2;
     for (int64_t i = 0; i < half; i++) {
@@ -138,20 +150,21 @@ static inline vector sums(vector *of) {
     return of[0];
 }
 
-/* Products of the G queries with one key, to be summed over the lanes. */
 #if defined(BF16) && defined(__AVX512BF16__) && D % 32 == 0
+/* This processor multiplies pairs of bf16 numbers and adds both products up. */
 typedef __m512bh queries[G][D / 32];
 
+static inline __m512bh pairs(const number *from) { return (__m512bh)_mm512_loadu_si512(from); }
+
 static inline void set_query(queries query, int g, const number *from) {
-    for (int i = 0; i < D / 32; i++) query[g][i] = (__m512bh)_mm512_loadu_si512(from + 32 * i);
+    for (int i = 0; i < D / 32; i++) query[g][i] = pairs(from + 32 * i);
 }
 
+/* Products of the queries with one key, to be summed over the lanes. */
 static inline void times_key(const queries query, const number *key, vector (*products)[LANES], int64_t s) {
-    __m512bh read[D / 32];
-    for (int i = 0; i < D / 32; i++) read[i] = (__m512bh)_mm512_loadu_si512(key + 32 * i);
     for (int g = 0; g < G; g++) {
         __m512 product = _mm512_setzero_ps();
-        for (int i = 0; i < D / 32; i++) product = _mm512_dpbf16_ps(product, query[g][i], read[i]);
+        for (int i = 0; i < D / 32; i++) product = _mm512_dpbf16_ps(product, query[g][i], pairs(key + 32 * i));
         products[g][s] = (vector)product;
     }
 }

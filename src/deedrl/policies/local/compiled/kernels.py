@@ -1,6 +1,7 @@
-"""The compiled functions on tensors. Shapes as in `attention`: H query heads, K key/value heads, G = H / K, head size D.
+"""The compiled functions on tensors.
 
-N tokens of a pass; row and slot [N] int64 say where in a store [rows, K, S, D] the keys and values of each lie.
+Shapes as in `attention`: H query heads, K key/value heads, G = H / K, head size D. N tokens of a pass; row and slot
+[N] int64 say where in a store [rows, K, S, D] the keys and values of each lie.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ class HeadNorms(NamedTuple):
     epsilon: float
 
 
+class Projected(NamedTuple):
+    """What a layer's projections made of the tokens of a pass, and what is still to be done to it."""
+
+    products: Tensor
+    """Queries, keys and values [N, (H + 2 K) D]."""
+    rotation: Rotation
+    norms: HeadNorms | None
+
+
 class Kernels:
     """`kernels.c` for models of one shape and type. Raises NotCompiled."""
 
@@ -60,18 +70,23 @@ class Kernels:
         self._library.rms_norm(_at(hidden), _at(weight), _at(output), *hidden.shape, epsilon)
         return output
 
-    def place(
-        self, products: Tensor, rotation: Rotation, norms: HeadNorms | None, keys: Tensor, values: Tensor, to: Places
-    ) -> Tensor:
-        """Queries [K, N, G, D], rotated, of products [N, (H + 2 K) D]; keys and values go into the store at `to`."""
+    def gated(self, products: Tensor) -> Tensor:
+        """SiLU of the first half of each row of products [N, 2 size], times the second half."""
+        tokens, width = products.shape
+        output = torch.empty(tokens, width // 2, dtype=self._dtype)
+        self._library.gate(_at(products), _at(output), tokens, width // 2)
+        return output
+
+    def place(self, projected: Projected, keys: Tensor, values: Tensor, to: Places) -> Tensor:
+        """The queries [K, N, G, D], rotated; keys, rotated, and values go into the store at `to`."""
+        products, rotation, norms = projected
         tokens = len(products)
         groups = self._heads // self._kv_heads
         query = torch.empty(self._kv_heads, tokens, groups, self._size, dtype=self._dtype)
         weights = (None, None, 0.0) if norms is None else (_at(norms.query), _at(norms.key), norms.epsilon)
-        stored = (_at(query), _at(keys), _at(values), _at(to.rows), _at(to.slots))
-        self._library.place(
-            _at(products), *map(_at, rotation), *weights, *stored, tokens, self._kv_heads, keys.shape[2]
-        )
+        stored = map(_at, (query, keys, values, *to))
+        sizes = (tokens, self._kv_heads, keys.shape[2])
+        self._library.place(_at(products), *map(_at, rotation), *weights, *stored, *sizes)
         return query
 
     def attend(
@@ -116,6 +131,7 @@ def _by_query(part: Part | None) -> tuple[Tensor | None, Tensor | None]:
 
 _SIGNATURES = {
     "rms_norm": [*[_POINTER] * 3, *[_INTEGER] * 2, _FLOAT],
+    "gate": [_POINTER, _POINTER, _INTEGER, _INTEGER],
     "place": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 5, *[_INTEGER] * 3],
     "attend": [*[_POINTER] * 8, *[_INTEGER] * 4, _FLOAT],
     "join": [*[_POINTER] * 6, *[_INTEGER] * 3],
