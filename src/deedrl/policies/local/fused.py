@@ -92,7 +92,7 @@ class FusedLayer(nn.Module):
         hidden = hidden_states[0]
         rotation = Rotation(*(tensor[0].contiguous() for tensor in position_embeddings))
         products = self._projections.times(self._normed(hidden, self.norms[0]))
-        weights = [norm.weight for norm in self.head_norms]
+        weights: list[Any] = [norm.weight for norm in self.head_norms]
         projected = Projected(products, rotation, HeadNorms(*weights, self._epsilon) if weights else None)
         attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
         hidden = self._output.times_added(attended, hidden)

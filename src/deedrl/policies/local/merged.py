@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from deedrl.errors import ModelError
-from deedrl.policies.local.compiled.kernels import Kernels
 from deedrl.policies.local.fused import FusedLayer, NotFused, compare, fused, kernels_for
 
 
@@ -38,8 +37,8 @@ class SamplingModel:
         self._source_head = model.get_output_embeddings()
         self._decoder: Any = None
         self._head: Any = None
-        self._kernels: Kernels | None = None
-        """Known once the replacements of all layers have been compared with them."""
+        self._compared = False
+        """Whether every layer was found to compute what its replacement does; new weights do not change that."""
         self._warned = False
 
     def weights_changed(self) -> None:
@@ -91,20 +90,23 @@ class SamplingModel:
         """The decoder's layers that can be fused, with their replacements; says once why others cannot."""
         if self._source.device.type != "cpu" or not _can_pack(self._source_head.weight):
             return
+        reasons = []
         try:
-            kernels = self._kernels or kernels_for(self._source)
+            kernels = kernels_for(self._source)
             for layer in self._source.layers:
-                replacement = fused(layer, kernels, _weight_and_bias)
-                if self._kernels is None:
-                    compare(layer, replacement, self._source)
-                yield layer, replacement
-            self._kernels = kernels
+                try:
+                    replacement = fused(layer, kernels, _weight_and_bias)
+                    if not self._compared:
+                        compare(layer, replacement, self._source)
+                    yield layer, replacement
+                except NotFused as reason:
+                    reasons.append(reason)
         except NotFused as reason:
-            if not self._warned:
-                warnings.warn(
-                    f"sampling runs the model's layers as they are, which takes longer: {reason}", stacklevel=2
-                )
+            reasons.append(reason)
+        if reasons and not self._warned:
+            warnings.warn(f"sampling runs a model's layers as they are, which is slower: {reasons[0]}", stacklevel=2)
             self._warned = True
+        self._compared = not reasons
 
 
 class _PackedLinear(nn.Module):
