@@ -40,7 +40,7 @@ def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
             done = step + 1
             figures = _one_step(session, stage, learner, [samples[index] for index in batch], step, steps)
             score = None
-            if stage.validate_every and done % stage.validate_every == 0:
+            if stage.validates(done):
                 score = validate(session, stage.title, done, stage.validation_tasks).completion_rate.value
                 session.rest_policies()
                 figures["validation_completion"] = score or 0.0

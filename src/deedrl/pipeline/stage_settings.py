@@ -115,11 +115,17 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
     """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
     validate_every: Count = 0
     """Steps between validations; 0 means never."""
+    validate_from: Count = 0
+    """No validation before this step: the first steps of a start from nothing solve nothing."""
     validation_tasks: PositiveInt = 32
     """Validation tasks played each time."""
     target_completion: Annotated[float, Meta(gt=0, le=1)] | None = None
     """The stage ends at the first validation that reaches this: what is learnt by imitation varies with the
     demonstrations drawn, and reinforcement has little to tell from a policy that succeeds almost always."""
+
+    def validates(self, done: int) -> bool:
+        """Whether there is a validation after so many steps."""
+        return self.validate_every > 0 and done >= self.validate_from and done % self.validate_every == 0
 
     def good_enough(self, completion: float | None) -> bool:
         """Whether a validated completion (None: there was no validation) ends the stage."""

@@ -92,8 +92,9 @@ class FusedLayer(nn.Module):
         hidden = hidden_states[0]
         rotation = Rotation(*(tensor[0].contiguous() for tensor in position_embeddings))
         products = self._projections.times(self._normed(hidden, self.norms[0]))
-        weights: list[Any] = [norm.weight for norm in self.head_norms]
-        projected = Projected(products, rotation, HeadNorms(*weights, self._epsilon) if weights else None)
+        of_heads: list[Any] = list(self.head_norms)
+        norms = HeadNorms(of_heads[0].weight, of_heads[1].weight, self._epsilon) if of_heads else None
+        projected = Projected(products, rotation, norms)
         attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
         hidden = self._output.times_added(attended, hidden)
         gated = self._kernels.gated(self._gate_and_up.times(self._normed(hidden, self.norms[1])))
