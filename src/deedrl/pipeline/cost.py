@@ -166,7 +166,8 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
         repeats = stage.tasks * POSITIVE_SHARE * stage.stability_repeats
         return stage.tasks * 2, stage.tasks * stage.samples_per_task + repeats, 0
     if isinstance(stage, Sft):
-        validations = _validations(stage.steps or 0, stage.validate_every) * stage.validation_tasks
+        steps = stage.steps or 0
+        validations = sum(stage.validates(done) for done in range(1, steps + 1)) * stage.validation_tasks
         trained = stage.steps * stage.batch_size if stage.steps else (stage.epochs or 0) * _positives(recipe)
         return validations, validations, trained
     if isinstance(stage, OnlineSettings):
