@@ -60,7 +60,11 @@ def _compiler() -> str:
 
 def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
     """Of all that decides what comes out; a cache may be shared by machines with other processors."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    command = [compiler, "--version"]
+    try:
+        version = subprocess.run(command, capture_output=True, check=False, timeout=_TIME_LIMIT_S).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotCompiled(f"{compiler} did not run: {in_short(error)}; install gcc, or name one in CC") from error
     parts = (SOURCE.read_bytes(), " ".join(flags).encode(), version, _processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
