@@ -85,6 +85,11 @@ class FusedLayer(nn.Module):
         self._output = _Packed.of([attention.o_proj], weights)
         self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
         self._down = _Packed.of([mlp.down_proj], weights)
+        width = sum(layer.out_features for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+        fits = [kernels.reads(norm.weight, attention.q_proj.in_features) for norm in self.norms]
+        fits += [kernels.reads(norm.weight, -1) for norm in self.head_norms]
+        if width != kernels.width or len(self.head_norms) == 1 or not all(fits):
+            raise NotFused(f"{type(layer).__name__} has norms or projections of another shape or type")
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], layout: FusedLayout, **_: Any
@@ -125,13 +130,15 @@ def fused(layer: Any, kernels: Kernels, weights: Weights) -> FusedLayer:
 
 
 @torch.no_grad()
-def compare(layer: Any, replacement: FusedLayer, decoder: Any) -> None:
+def compare(layer: Any, replacement: FusedLayer, decoder: Any, kernels: Kernels) -> None:
     """Raises NotFused unless both compute the same, on random input, as a part of `decoder`."""
     generator = torch.Generator().manual_seed(0)
     # Small, so that the output is what the layer adds; a part that is left out cannot hide behind its input.
     hidden = 0.01 * torch.randn(1, _TRIED, decoder.config.hidden_size, generator=generator).to(decoder.dtype)
     positions = torch.arange(_TRIED)[None]
     options = {"position_ids": positions, "position_embeddings": decoder.rotary_emb(hidden, position_ids=positions)}
+    if not all(kernels.reads(tensor, 1, _TRIED, -1) for tensor in options["position_embeddings"]):
+        raise NotFused(f"{type(layer).__name__} does not rotate whole heads by numbers of the model's own type")
     layouts = (PrefixLayout(_TRIED, decoder) for _ in range(2))
     expected, found = (part(hidden, **options, layout=next(layouts)) for part in (layer, replacement))
     if not isinstance(expected, Tensor):

@@ -97,7 +97,7 @@ class SamplingModel:
                 try:
                     replacement = fused(layer, kernels, _weight_and_bias)
                     if not self._compared:
-                        compare(layer, replacement, self._source)
+                        compare(layer, replacement, self._source, kernels)
                     yield layer, replacement
                 except NotFused as reason:
                     reasons.append(reason)

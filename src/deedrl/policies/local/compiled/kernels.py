@@ -54,10 +54,17 @@ class Kernels:
 
     def __init__(self, heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
         self._heads, self._kv_heads, self._size, self._dtype = heads, kv_heads, head_size, dtype
+        self.width = (heads + 2 * kv_heads) * head_size
+        """Of a token's queries, keys and values together."""
         self._library = library(head_size, heads // kv_heads, dtype)
         for name, types in _SIGNATURES.items():
             getattr(self._library, name).argtypes = types
             getattr(self._library, name).restype = None
+
+    def reads(self, tensor: Tensor, *shape: int) -> bool:
+        """Whether the functions, which are given an address only, read `tensor` rightly; sizes of -1 are those of a head."""
+        expected = tuple(self._size if size < 0 else size for size in shape)
+        return tensor.dtype == self._dtype and tensor.shape == expected and tensor.is_contiguous()
 
     def empty_store(self, rows: int, slots: int) -> Tensor:
         """Room for keys or values [rows, K, slots, D], not set to anything."""

@@ -37,7 +37,9 @@ def library(head_size: int, groups: int, dtype: torch.dtype) -> ctypes.CDLL:
     if dtype not in (torch.bfloat16, torch.float32):
         raise NotCompiled(f"they compute in bfloat16 and float32 only, the model in {dtype}")
     if head_size % _LANES:
-        raise NotCompiled(f"they need heads of a multiple of {_LANES} numbers, the model's have {head_size}")
+        raise NotCompiled(
+            f"compiled functions need heads of a multiple of {_LANES} numbers, the model's have {head_size}"
+        )
     compiler = _compiler()
     sizes = (f"-DD={head_size}", f"-DG={groups}", *(["-DBF16"] if dtype == torch.bfloat16 else []))
     flags = (*_FLAGS, *_MATHS, *sizes)
