@@ -102,8 +102,11 @@ class FusedLayer(nn.Module):
         projected = Projected(products, rotation, norms)
         attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
         hidden = self._output.times_added(attended, hidden)
-        gated = self._kernels.gated(self._gate_and_up.times(self._normed(hidden, self.norms[1])))
-        return self._down.times_added(gated, hidden)[None]
+        return self.mlp(self._normed(hidden, self.norms[1]), hidden)[None]
+
+    def mlp(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """Of inputs [N, hidden], added to `other` [N, hidden]."""
+        return self._down.times_added(self._kernels.gated(self._gate_and_up.times(inputs)), other)
 
     def _normed(self, hidden: Tensor, norm: Any) -> Tensor:
         return self._kernels.rms_norm(hidden, norm.weight, self._epsilon)
@@ -143,6 +146,13 @@ def compare(layer: Any, replacement: FusedLayer, decoder: Any, kernels: Kernels)
     expected, found = (part(hidden, **options, layout=next(layouts)) for part in (layer, replacement))
     if not isinstance(expected, Tensor):
         raise NotFused(f"{type(layer).__name__} returns more than hidden states")
+    _check_distance(layer, expected, found)
+    # Near 0 all activations are alike; the gate is to reach where they differ.
+    inputs = hidden[0] * (2 / layer.mlp.gate_proj(hidden[0]).float().std()).to(hidden.dtype)
+    _check_distance(layer, layer.mlp(inputs[None])[0], replacement.mlp(inputs, torch.zeros_like(inputs)))
+
+
+def _check_distance(layer: Any, expected: Tensor, found: Tensor) -> None:
     distance = float((found - expected).float().norm() / expected.float().norm())
-    if not distance <= _LARGEST_DISTANCE[decoder.dtype]:
+    if not distance <= _LARGEST_DISTANCE[expected.dtype]:
         raise NotFused(f"{type(layer).__name__} computes something else: {100 * distance:.2g} % away")
