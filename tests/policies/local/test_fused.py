@@ -112,6 +112,20 @@ def test_new_weights_of_an_adapter_count_after_reset(kit):
     check(kit, loaded, kit.play(engine, [kit.turn("a", kit.ids(1, 9))]).values())
 
 
+def test_a_model_in_training_is_fused_without_its_dropout_and_goes_on_training(kit):
+    loaded = add_adapter(kit.load(), rank=4, alpha=8.0, dropout=0.5, target="all-linear", seed=1)
+    for name, parameter in loaded.model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.fill_(0.1)
+    loaded.model.train()
+    engine = new_engine(loaded)
+    turns = sampled(kit, engine)
+    assert layers_of(engine) == ["FusedLayer"] * 2
+    assert all(module.training for module in loaded.model.modules() if isinstance(module, nn.Dropout))
+    loaded.model.eval()
+    check(kit, loaded, turns)
+
+
 # ------------------------------------------------------------ prefixes and fills
 
 

@@ -10,6 +10,7 @@ A layer is replaced only if its replacement computes what the layer does; names 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -85,7 +86,7 @@ class FusedLayer(nn.Module):
         self._output = _Packed.of([attention.o_proj], weights)
         self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
         self._down = _Packed.of([mlp.down_proj], weights)
-        width = sum(layer.out_features for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+        width = sum(part.out_features for part in (attention.q_proj, attention.k_proj, attention.v_proj))
         fits = [kernels.reads(norm.weight, attention.q_proj.in_features) for norm in self.norms]
         fits += [kernels.reads(norm.weight, -1) for norm in self.head_norms]
         if width != kernels.width or len(self.head_norms) == 1 or not all(fits):
@@ -135,6 +136,8 @@ def fused(layer: Any, kernels: Kernels, weights: Weights) -> FusedLayer:
 @torch.no_grad()
 def compare(layer: Any, replacement: FusedLayer, decoder: Any, kernels: Kernels) -> None:
     """Raises NotFused unless both compute the same, on random input, as a part of `decoder`."""
+    # With dropout, which sampling leaves out, a layer would differ from itself.
+    layer = copy.deepcopy(layer).eval() if layer.training else layer
     generator = torch.Generator().manual_seed(0)
     # Small, so that the output is what the layer adds; a part that is left out cannot hide behind its input.
     hidden = 0.01 * torch.randn(1, _TRIED, decoder.config.hidden_size, generator=generator).to(decoder.dtype)
