@@ -87,8 +87,9 @@ class FusedLayer(nn.Module):
         self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
         self._down = _Packed.of([mlp.down_proj], weights)
         width = sum(part.out_features for part in (attention.q_proj, attention.k_proj, attention.v_proj))
-        fits = [kernels.reads(norm.weight, attention.q_proj.in_features) for norm in self.norms]
-        fits += [kernels.reads(norm.weight, -1) for norm in self.head_norms]
+        norms, of_heads = list[Any](self.norms), list[Any](self.head_norms)
+        fits = [kernels.reads(norm.weight, attention.q_proj.in_features) for norm in norms]
+        fits += [kernels.reads(norm.weight, -1) for norm in of_heads]
         if width != kernels.width or len(self.head_norms) == 1 or not all(fits):
             raise NotFused(f"{type(layer).__name__} has norms or projections of another shape or type")
 
