@@ -168,4 +168,6 @@ def _is_plain_lora(module: Any) -> bool:
     from peft.tuners.lora import Linear
 
     variants = getattr(module, "lora_variant", None) or any(getattr(module, "use_dora", {}).values())
-    return type(module) is Linear and type(module.get_base_layer()) is nn.Linear and not variants and not module.merged
+    biased = any(getattr(module, "lora_bias", {}).values())
+    plain = type(module) is Linear and type(module.get_base_layer()) is nn.Linear and not module.merged
+    return plain and not variants and not biased
