@@ -62,7 +62,7 @@ class Kernels:
             getattr(self._library, name).restype = None
 
     def reads(self, tensor: Tensor, *shape: int) -> bool:
-        """Whether `tensor` is what the functions, given an address only, take it for; -1 in `shape` is a head's size."""
+        """Whether the functions, which see an address only, read `tensor` rightly; -1 is the size of a head."""
         expected = tuple(self._size if size < 0 else size for size in shape)
         return tensor.dtype == self._dtype and tensor.shape == expected and tensor.is_contiguous()
 
