@@ -68,6 +68,13 @@ def test_episodes_of_each_stage() -> None:
     assert [stage.episodes for stage in estimate(recipe, LAPTOP).stages] == [240, 40, 0, 40 + 48, 12]
 
 
+@pytest.mark.parametrize(("start", "validations"), [(0, 3), (4, 2), (9, 1), (10, 0)])
+def test_validations_of_sft_count_from_where_they_begin(start: int, validations: int) -> None:
+    sft = {"stage": "sft", "steps": 9, "validate_every": 3, "validate_from": start, "validation_tasks": 5}
+    [stage] = estimate(made(sft), LAPTOP).stages
+    assert stage.episodes == 5 * validations
+
+
 def test_a_large_model_on_a_laptop_does_not_fit_and_says_so() -> None:
     recipe = made({"stage": "baseline"}, model="some/Model-7B-Instruct")
     cost = estimate(recipe, LAPTOP)

@@ -199,3 +199,22 @@ def test_a_stage_knows_its_own_sampling_temperature() -> None:
     assert recipe.sampling.params().temperature == 1.0
     assert recipe.sampling.params(0.0).temperature == 0.0
     assert isinstance(recipe.stages[1], Sft)
+
+
+@pytest.mark.parametrize(
+    ("every", "start", "expected"),
+    [
+        (0, 0, []),
+        (0, 5, []),
+        (3, 0, [3, 6, 9]),
+        (3, 3, [3, 6, 9]),
+        (3, 4, [6, 9]),
+        (3, 7, [9]),
+        (3, 10, []),
+        (1, 8, [8, 9, 10]),
+    ],
+)
+def test_sft_validates_at_multiples_from_a_step_on(every: int, start: int, expected: list[int]) -> None:
+    sft = made(f"stages.sft.validate_every={every}", f"stages.sft.validate_from={start}").stages[1]
+    assert isinstance(sft, Sft)
+    assert [done for done in range(1, 11) if sft.validates(done)] == expected

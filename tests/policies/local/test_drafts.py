@@ -160,6 +160,36 @@ def test_many_rows_share_the_room_for_guesses(kit, loaded, monkeypatch):
     assert max(given) == 2
 
 
+@pytest.mark.parametrize(("guessing", "kept"), [(0, 0), (1, 0), (2, 2), (8, 8)])
+def test_fewer_guesses_than_one_to_four_rows_are_dropped(kit, loaded, monkeypatch, guessing, kept):
+    """Eight rows, one guess for each of the first `guessing`; two are enough."""
+    ours = new_engine(loaded, max_rows=8)
+    for i in range(8):
+        ours.submit(kit.turn(f"s{i}", kit.ids(i, 5), max_tokens=9))
+    ours.step()
+    asked: list[int] = []
+
+    def guess(self, ids, limit):
+        asked.append(limit)
+        return [3] if len(asked) <= guessing else []
+
+    monkeypatch.setattr(Drafts, "guess", guess)
+    passes = kit.counted(ours, monkeypatch)
+    ours.step()
+    assert engine.FEW_GUESSES == 4
+    assert passes == [8 + kept]
+
+
+def test_dropped_guesses_change_nothing_that_is_sampled(kit, loaded, monkeypatch):
+    def tokens(few):
+        monkeypatch.setattr(engine, "FEW_GUESSES", few)
+        ours = new_engine(loaded, max_rows=16)
+        rounds = [kit.play(ours, siblings(kit, again)) for again in range(3)]
+        return [{key: turn.tokens for key, turn in ended.items()} for ended in rounds]
+
+    assert tokens(0) == tokens(4) == tokens(1000)
+
+
 def test_rest_forgets_guesses_so_that_a_resumed_run_computes_the_same(kit, loaded):
     ours = new_engine(loaded)
     turns = [kit.play(ours, [kit.turn("a", kit.ids(1, 5), max_tokens=20)])["a"]]

@@ -111,11 +111,13 @@ def test_where_weights_cannot_be_packed_the_same_comes_out(kit, monkeypatch):
     assert plain.logprobs == pytest.approx(packed.logprobs, abs=1e-5)
 
 
-def test_a_variant_of_lora_that_is_more_than_a_sum_is_sampled_unmerged(kit):
+@pytest.mark.filterwarnings("ignore:sampling runs a model's layers as they are")
+@pytest.mark.parametrize("variant", ["use_dora", "lora_bias"])
+def test_a_variant_of_lora_that_is_more_than_a_product_is_sampled_unmerged(kit, variant):
     from peft import LoraConfig, get_peft_model
 
     base = kit.load()
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True, task_type="CAUSAL_LM")
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **{variant: True})
     base.model = get_peft_model(base.model, config).eval()
     set_adapter(base, 3)
     turn = sampled(kit, base)

@@ -10,6 +10,7 @@ A layer is replaced only if its replacement computes what the layer does; names 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -85,6 +86,12 @@ class FusedLayer(nn.Module):
         self._output = _Packed.of([attention.o_proj], weights)
         self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
         self._down = _Packed.of([mlp.down_proj], weights)
+        width = sum(part.out_features for part in (attention.q_proj, attention.k_proj, attention.v_proj))
+        norms, of_heads = list[Any](self.norms), list[Any](self.head_norms)
+        fits = [kernels.reads(norm.weight, attention.q_proj.in_features) for norm in norms]
+        fits += [kernels.reads(norm.weight, -1) for norm in of_heads]
+        if width != kernels.width or len(self.head_norms) == 1 or not all(fits):
+            raise NotFused(f"{type(layer).__name__} has norms or projections of another shape or type")
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], layout: FusedLayout, **_: Any
@@ -97,8 +104,11 @@ class FusedLayer(nn.Module):
         projected = Projected(products, rotation, norms)
         attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
         hidden = self._output.times_added(attended, hidden)
-        gated = self._kernels.gated(self._gate_and_up.times(self._normed(hidden, self.norms[1])))
-        return self._down.times_added(gated, hidden)[None]
+        return self.mlp(self._normed(hidden, self.norms[1]), hidden)[None]
+
+    def mlp(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """Of inputs [N, hidden], added to `other` [N, hidden]."""
+        return self._down.times_added(self._kernels.gated(self._gate_and_up.times(inputs)), other)
 
     def _normed(self, hidden: Tensor, norm: Any) -> Tensor:
         return self._kernels.rms_norm(hidden, norm.weight, self._epsilon)
@@ -125,17 +135,28 @@ def fused(layer: Any, kernels: Kernels, weights: Weights) -> FusedLayer:
 
 
 @torch.no_grad()
-def compare(layer: Any, replacement: FusedLayer, decoder: Any) -> None:
+def compare(layer: Any, replacement: FusedLayer, decoder: Any, kernels: Kernels) -> None:
     """Raises NotFused unless both compute the same, on random input, as a part of `decoder`."""
+    # With dropout, which sampling leaves out, a layer would differ from itself.
+    layer = copy.deepcopy(layer).eval() if layer.training else layer
     generator = torch.Generator().manual_seed(0)
     # Small, so that the output is what the layer adds; a part that is left out cannot hide behind its input.
     hidden = 0.01 * torch.randn(1, _TRIED, decoder.config.hidden_size, generator=generator).to(decoder.dtype)
     positions = torch.arange(_TRIED)[None]
     options = {"position_ids": positions, "position_embeddings": decoder.rotary_emb(hidden, position_ids=positions)}
+    if not all(kernels.reads(tensor, 1, _TRIED, -1) for tensor in options["position_embeddings"]):
+        raise NotFused(f"{type(layer).__name__} does not rotate whole heads by numbers of the model's own type")
     layouts = (PrefixLayout(_TRIED, decoder) for _ in range(2))
     expected, found = (part(hidden, **options, layout=next(layouts)) for part in (layer, replacement))
     if not isinstance(expected, Tensor):
         raise NotFused(f"{type(layer).__name__} returns more than hidden states")
+    _check_distance(layer, expected, found)
+    # Near 0 all activations are alike; the gate is to reach where they differ.
+    inputs = hidden[0] * (2 / layer.mlp.gate_proj(hidden[0]).float().std()).to(hidden.dtype)
+    _check_distance(layer, layer.mlp(inputs[None])[0], replacement.mlp(inputs, torch.zeros_like(inputs)))
+
+
+def _check_distance(layer: Any, expected: Tensor, found: Tensor) -> None:
     distance = float((found - expected).float().norm() / expected.float().norm())
-    if not distance <= _LARGEST_DISTANCE[decoder.dtype]:
+    if not distance <= _LARGEST_DISTANCE[expected.dtype]:
         raise NotFused(f"{type(layer).__name__} computes something else: {100 * distance:.2g} % away")

@@ -97,7 +97,7 @@ class SamplingModel:
                 try:
                     replacement = fused(layer, kernels, _weight_and_bias)
                     if not self._compared:
-                        compare(layer, replacement, self._source)
+                        compare(layer, replacement, self._source, kernels)
                     yield layer, replacement
                 except NotFused as reason:
                     reasons.append(reason)
@@ -168,4 +168,6 @@ def _is_plain_lora(module: Any) -> bool:
     from peft.tuners.lora import Linear
 
     variants = getattr(module, "lora_variant", None) or any(getattr(module, "use_dora", {}).values())
-    return type(module) is Linear and type(module.get_base_layer()) is nn.Linear and not variants and not module.merged
+    biased = any(getattr(module, "lora_bias", {}).values())
+    plain = type(module) is Linear and type(module.get_base_layer()) is nn.Linear and not module.merged
+    return plain and not variants and not biased

@@ -54,10 +54,17 @@ class Kernels:
 
     def __init__(self, heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
         self._heads, self._kv_heads, self._size, self._dtype = heads, kv_heads, head_size, dtype
+        self.width = (heads + 2 * kv_heads) * head_size
+        """Of a token's queries, keys and values together."""
         self._library = library(head_size, heads // kv_heads, dtype)
         for name, types in _SIGNATURES.items():
             getattr(self._library, name).argtypes = types
             getattr(self._library, name).restype = None
+
+    def reads(self, tensor: Tensor, *shape: int) -> bool:
+        """Whether the functions, which see an address only, read `tensor` rightly; -1 is the size of a head."""
+        expected = tuple(self._size if size < 0 else size for size in shape)
+        return tensor.dtype == self._dtype and tensor.shape == expected and tensor.is_contiguous()
 
     def empty_store(self, rows: int, slots: int) -> Tensor:
         """Room for keys or values [rows, K, slots, D], not set to anything."""
@@ -107,7 +114,7 @@ class Kernels:
         """
         count = query.shape[1]
         output = torch.empty(count, self._heads * self._size, dtype=self._dtype)
-        before = _by_query(prefix)
+        before = self._by_query(prefix)
         to = (*map(_at, at), count if tokens is None else tokens, count, self._kv_heads, keys.shape[2])
         self._library.attend(_at(query), _at(keys), _at(values), *map(_at, before), _at(output), *to, scaling)
         return output
@@ -118,15 +125,18 @@ class Kernels:
         `own` has output [R, K, T G, D] and logsum [R, K, T G, 1]; the tokens are those `at` r T + t there. `prefix` is
         as for `attend`.
         """
-        parts = (*_by_query(own), at, *_by_query(prefix), output)
+        parts = (*self._by_query(own), at, *self._by_query(prefix), output)
         self._library.join(*map(_at, parts), len(output) - len(at), len(at), self._kv_heads)
 
+    def _by_query(self, part: Part | None) -> tuple[Tensor | None, Tensor | None]:
+        """Output and logsum, each [.., queries, K, ..] without gaps, which is how torch's fused attention leaves them.
 
-def _by_query(part: Part | None) -> tuple[Tensor | None, Tensor | None]:
-    """Output and logsum, each [.., queries, K, ..] without gaps, which is how torch's fused attention leaves them."""
-    if part is None:
-        return None, None
-    return part.output.transpose(1, 2).contiguous(), part.logsum.transpose(1, 2).contiguous()
+        Where torch has none, the output comes in float32, whatever the model's type.
+        """
+        if part is None:
+            return None, None
+        output = part.output.transpose(1, 2).to(self._dtype)
+        return output.contiguous(), part.logsum.transpose(1, 2).contiguous()
 
 
 _SIGNATURES = {

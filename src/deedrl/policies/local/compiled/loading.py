@@ -17,6 +17,7 @@ import torch
 from deedrl.policies.local.source import cache_folder, in_short
 
 SOURCE = Path(__file__).with_name("kernels.c")
+_LANES = 16  # as in kernels.c
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 # What lets sums become vector instructions; not -ffast-math, which changes how the whole process rounds.
 _MATHS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
@@ -35,6 +36,10 @@ def library(head_size: int, groups: int, dtype: torch.dtype) -> ctypes.CDLL:
     """
     if dtype not in (torch.bfloat16, torch.float32):
         raise NotCompiled(f"they compute in bfloat16 and float32 only, the model in {dtype}")
+    if head_size % _LANES:
+        raise NotCompiled(
+            f"compiled functions need heads of a multiple of {_LANES} numbers, the model's have {head_size}"
+        )
     compiler = _compiler()
     sizes = (f"-DD={head_size}", f"-DG={groups}", *(["-DBF16"] if dtype == torch.bfloat16 else []))
     flags = (*_FLAGS, *_MATHS, *sizes)
@@ -57,7 +62,11 @@ def _compiler() -> str:
 
 def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
     """Of all that decides what comes out; a cache may be shared by machines with other processors."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    command = [compiler, "--version"]
+    try:
+        version = subprocess.run(command, capture_output=True, check=False, timeout=_TIME_LIMIT_S).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotCompiled(f"{compiler} did not run: {in_short(error)}; install gcc, or name one in CC") from error
     parts = (SOURCE.read_bytes(), " ".join(flags).encode(), version, _processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 

@@ -1,0 +1,278 @@
+"""The compiled functions against slow references in torch, in float32 and bf16."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from deedrl.policies.local.attention import Part
+from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Places, Projected, Rotation
+
+DTYPES = [torch.float32, torch.bfloat16]
+HEADS = [(16, 1), (48, 3), (64, 3), (64, 7), (128, 1), (128, 7)]
+"""Sizes of heads, and query heads to each key/value head."""
+KV_HEADS = 2
+
+pytestmark = [pytest.mark.usefixtures("compiler"), pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bf16"])]
+
+
+def kernels_for(dtype, size=16, groups=1):
+    return Kernels(KV_HEADS * groups, KV_HEADS, size, dtype)
+
+
+def random(*shape, dtype, seed=0, scale=1.0):
+    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def check(found, expected):
+    """Rounding to bf16 is at most 1 in 256, and may happen twice."""
+    tolerance = 1e-5 if found.dtype == torch.float32 else 1 / 128
+    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+# ------------------------------------------------------------ norm and gate
+
+
+def reference_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
+
+
+def test_norm_of_two_numbers_by_hand(dtype):
+    """The mean square of 1 and 7 is 25, of which the root is 5; with 24 added it is 7."""
+    weight = torch.tensor([2.0, 1.0], dtype=dtype)
+    found = kernels_for(dtype).rms_norm(torch.tensor([[1.0, 7.0]], dtype=dtype), weight, 0.0)
+    check(found, torch.tensor([[0.4, 1.4]]))
+    found = kernels_for(dtype).rms_norm(torch.tensor([[1.0, 7.0]], dtype=dtype), weight, 24.0)
+    check(found, torch.tensor([[2 / 7, 1.0]]))
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("size", [64, 100])
+def test_norm_of_every_token_by_itself(dtype, tokens, size):
+    hidden = random(tokens, size, dtype=dtype) * torch.arange(1, tokens + 1)[:, None].to(dtype)
+    weight = random(size, dtype=dtype, seed=1)
+    check(kernels_for(dtype).rms_norm(hidden, weight, 1e-5), reference_norm(hidden, weight, 1e-5))
+
+
+def test_norm_of_what_has_gaps_in_memory(dtype):
+    hidden, weight = random(5, 128, dtype=dtype)[:, ::2], torch.ones(64, dtype=dtype)
+    check(kernels_for(dtype).rms_norm(hidden, weight, 1e-5), reference_norm(hidden, weight, 1e-5))
+
+
+def test_gate_by_hand(dtype):
+    """SiLU(0) is 0, SiLU(ln 3) is 3/4 ln 3; far from 0 it is 0 or its input."""
+    gates, others = [0.0, math.log(3), 200.0, -200.0], [5.0, 2.0, 3.0, 3.0]
+    found = kernels_for(dtype).gated(torch.tensor([[*gates, *others]], dtype=dtype))
+    check(found, torch.tensor([[0.0, 1.5 * math.log(3), 600.0, 0.0]]))
+
+
+@pytest.mark.parametrize("size", [64, 100])
+def test_gate_of_every_token(dtype, size):
+    products = random(5, 2 * size, dtype=dtype, scale=3.0)
+    gates, others = products.double().chunk(2, -1)
+    check(kernels_for(dtype).gated(products), gates * gates.sigmoid() * others)
+
+
+# ------------------------------------------------------------ queries, keys and values put where they belong
+
+
+def placed(dtype, size, groups, norms):
+    """Five tokens into rows 2 and 0 of three; query, and caches that held 7 everywhere."""
+    kernels = kernels_for(dtype, size, groups)
+    products = random(5, (groups + 2) * KV_HEADS * size, dtype=dtype)
+    angles = torch.arange(5.0)[:, None] / torch.arange(1.0, size // 2 + 1)
+    rotation = Rotation(*(part(torch.cat([angles, angles], -1)).to(dtype) for part in (torch.cos, torch.sin)))
+    keys, values = (torch.full((3, KV_HEADS, 8, size), 7.0, dtype=dtype) for _ in range(2))
+    to = Places(torch.tensor([2, 2, 0, 0, 0]), torch.tensor([4, 5, 0, 1, 7]))
+    query = kernels.place(Projected(products, rotation, norms), keys, values, to)
+    return products.unflatten(-1, (-1, size)), rotation, to, query, keys, values
+
+
+def rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Heads [N, .., D] of tokens: each pair of numbers, half a head apart, is turned by an angle."""
+    cosine, sine = (part.double()[:, None] for part in rotation)
+    first, second = heads.double().chunk(2, -1)
+    return heads.double() * cosine + torch.cat([-second, first], -1) * sine
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "head_norms"])
+@pytest.mark.parametrize(("size", "groups"), [(16, 1), (64, 3)])
+def test_queries_and_keys_are_rotated_and_values_are_not(dtype, size, groups, normed):
+    weights = [random(size, dtype=dtype, seed=seed) for seed in (1, 2)]
+    norms = HeadNorms(*weights, 1e-5) if normed else None
+    heads, rotation, to, query, keys, values = placed(dtype, size, groups, norms)
+    queries, new_keys, new_values = heads.split([groups * KV_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    if normed:
+        queries, new_keys = (reference_norm(x, w, 1e-5) for x, w in zip((queries, new_keys), weights, strict=True))
+    by_head = rotated(queries, rotation).unflatten(1, (KV_HEADS, groups)).transpose(0, 1)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03  # of bf16, after two roundings more
+    torch.testing.assert_close(query.double(), by_head, rtol=tolerance, atol=tolerance)
+    found = keys[to.rows, :, to.slots].double()
+    torch.testing.assert_close(found, rotated(new_keys, rotation), rtol=tolerance, atol=tolerance)
+    assert torch.equal(values[to.rows, :, to.slots], new_values)
+
+
+def test_caches_are_written_nowhere_else(dtype):
+    *_, to, _, keys, values = placed(dtype, 16, 3, None)
+    for cache in (keys, values):
+        cache[to.rows, :, to.slots] = 7.0
+        assert torch.equal(cache, torch.full_like(cache, 7.0))
+
+
+# ------------------------------------------------------------ attention
+
+
+class Case(NamedTuple):
+    """Tokens in rows of a store, some of them after a prefix of 5 tokens."""
+
+    kernels: Kernels
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    at: Places
+    prefix: tuple[Tensor, Tensor]
+    after: list[bool]
+    """Whether each token comes after the prefix."""
+
+    @property
+    def scaling(self) -> float:
+        return self.query.shape[-1] ** -0.5
+
+    def expected(self, first: int = 0, *, own: bool = True, before: bool = True) -> tuple[Tensor, Tensor]:
+        """Attention [N, H, D] and logarithm of the sum of weights [N, H] in float64, one query at a time."""
+        outputs, logsums = [], []
+        kv_heads, tokens, groups, size = self.query.shape
+        for n in range(first, tokens):
+            for head in range(kv_heads * groups):
+                k, g = divmod(head, groups)
+                parts = [(self.keys, self.values, int(self.at.rows[n]), int(self.at.slots[n]) + 1)] if own else []
+                parts += [(*self.prefix, 0, 5)] if before and self.after[n] else []
+                keys = [keys[row, k, :seen].double() for keys, _, row, seen in parts]
+                values = [values[row, k, :seen].double() for _, values, row, seen in parts]
+                nothing = torch.zeros(0, size, dtype=torch.float64)
+                scores = torch.cat([nothing, *keys]) @ self.query[k, n, g].double() * self.scaling
+                outputs.append(scores.softmax(0) @ torch.cat([nothing, *values]))
+                logsums.append(scores.logsumexp(0))
+        shape = (tokens - first, kv_heads * groups)
+        return torch.stack(outputs).reshape(*shape, size), torch.stack(logsums).reshape(shape)
+
+    def part(self, output: Tensor, logsum: Tensor) -> Part:
+        """[N, H, D] and [N, H] as a part of attention, [1, K, N G, D] and [1, K, N G, 1]."""
+        by_head = [
+            x.unflatten(1, (KV_HEADS, -1)).transpose(0, 1).flatten(1, 2)[None] for x in (output, logsum[..., None])
+        ]
+        return Part(by_head[0].to(self.query.dtype).contiguous(), by_head[1].float().contiguous())
+
+    def attended(self, **options) -> Tensor:
+        before = self.part(*self.expected(own=False)) if any(self.after) else None
+        found = self.kernels.attend(self.query, before, self.keys, self.values, self.at, self.scaling, **options)
+        return found.unflatten(-1, (-1, self.query.shape[-1]))
+
+
+def case(dtype, size=16, groups=1, *, places, slots=64, after=(), scale=1.0):
+    """`places`: (row, slot) of each token."""
+    rows = max(row for row, _ in places) + 1
+    store = [random(rows, KV_HEADS, slots, size, dtype=dtype, seed=seed) for seed in (1, 2)]
+    prefix = [random(1, KV_HEADS, 5, size, dtype=dtype, seed=seed) for seed in (3, 4)]
+    query = random(KV_HEADS, len(places), groups, size, dtype=dtype, scale=scale)
+    at = Places(*(torch.tensor(numbers) for numbers in zip(*places, strict=True)))
+    return Case(
+        kernels_for(dtype, size, groups), query, *store, at, tuple(prefix), list(after) or [False] * len(places)
+    )
+
+
+MIXED = [(2, 9), (0, 0), (2, 10), (2, 11), (1, 63), (0, 1)]
+"""Rows out of order, several tokens a row."""
+
+
+@pytest.mark.parametrize("after", [[False] * 6, [True] * 6, [True, False] * 3], ids=["none", "all", "some"])
+@pytest.mark.parametrize(("size", "groups"), HEADS)
+def test_attention_of_tokens_of_many_rows_with_and_without_a_prefix(dtype, size, groups, after):
+    mixed = case(dtype, size, groups, places=MIXED, after=after)
+    check(mixed.attended(), mixed.expected()[0])
+
+
+@pytest.mark.parametrize("seen", [1, 2, 15, 16, 17, 63, 64, 65, 100, 129, 200])
+def test_attention_to_any_number_of_slots(dtype, seen):
+    for size, groups in [(16, 1), (64, 3)]:
+        one = case(dtype, size, groups, places=[(0, seen - 1)], slots=seen, after=[True])
+        check(one.attended(), one.expected()[0])
+
+
+def test_attention_to_one_slot_is_its_value(dtype):
+    one = case(dtype, 64, 3, places=[(0, 0)])
+    assert torch.equal(one.attended()[0], one.values[0, :, 0].repeat_interleave(3, dim=0))
+
+
+def test_slots_after_a_tokens_own_are_never_read(dtype):
+    mixed = case(dtype, 64, 3, places=[(0, 2), (1, 20)])
+    expected = mixed.expected()[0]
+    for cache in (mixed.keys, mixed.values):
+        cache[0, :, 3:] = cache[1, :, 21:] = math.nan
+    check(mixed.attended(), expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0, 1000.0])
+def test_scores_may_lie_far_apart(dtype, scale):
+    """At 1000 they are thousands apart, between prefix and own slots too, and all weight lies on one value."""
+    mixed = case(dtype, 64, 3, places=MIXED, after=[True, False] * 3, scale=scale)
+    check(mixed.attended(), mixed.expected()[0])
+
+
+@pytest.mark.parametrize("logsum", [-1e30, -500.0, 500.0, 1e30])
+def test_a_prefix_that_outweighs_all_or_nothing(dtype, logsum):
+    one = case(dtype, 64, 3, places=[(0, 40)])
+    output = random(1, 3 * KV_HEADS, 64, dtype=dtype, seed=5)
+    before = one.part(output, torch.full((1, 3 * KV_HEADS), logsum))
+    found = one.kernels.attend(one.query, before, one.keys, one.values, one.at, one.scaling)
+    check(found.reshape(output.shape), output if logsum > 0 else one.expected()[0])
+
+
+def test_the_tokens_left_for_join_are_not_touched(dtype):
+    mixed = case(dtype, places=MIXED, after=[True, False] * 3)
+    check(mixed.attended(tokens=4)[:4], mixed.expected()[0][:4])
+
+
+@pytest.mark.parametrize("after", [[False] * 6, [True] * 6, [True, False] * 3], ids=["none", "all", "some"])
+@pytest.mark.parametrize(("size", "groups"), [(16, 1), (64, 3), (128, 7)])
+def test_join_of_own_part_and_prefix_is_one_softmax(dtype, size, groups, after):
+    """The last four tokens are joined, from a part that holds them padded and in another order."""
+    mixed = case(dtype, size, groups, places=MIXED, after=after)
+    output, logsum = mixed.expected(2, before=False)
+    at = torch.tensor([5, 0, 3, 2])
+    padded = torch.full((6, *output.shape[1:]), 9.0, dtype=output.dtype).index_copy_(0, at, output)
+    sums = torch.full((6, *logsum.shape[1:]), 9.0, dtype=logsum.dtype).index_copy_(0, at, logsum)
+    joined = mixed.attended(tokens=2).flatten(1)
+    before = mixed.part(*mixed.expected(own=False)) if any(after) else None
+    mixed.kernels.join(mixed.part(padded, sums), at, before, joined)
+    check(joined.reshape(6, -1, size), mixed.expected()[0])
+
+
+# ------------------------------------------------------------ threads
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_nothing_depends_on_the_number_of_threads(dtype, threads):
+    results = []
+    for number in (1, 2, 3):
+        threads(number)
+        mixed = case(dtype, 64, 3, places=[(n % 7, 10 * (n // 7) + n % 3) for n in range(40)], after=[True, False] * 20)
+        hidden, weight = random(40, 64, dtype=dtype), random(64, dtype=dtype, seed=1)
+        *_, query, keys, values = placed(dtype, 64, 3, HeadNorms(weight, weight, 1e-5))
+        calls = mixed.kernels
+        results.append(
+            [mixed.attended(), calls.rms_norm(hidden, weight, 1e-5), calls.gated(hidden), query, keys, values]
+        )
+    for other in results[1:]:
+        assert all(torch.equal(one, same) for one, same in zip(results[0], other, strict=True))
