@@ -39,7 +39,7 @@ class SamplingModel:
         self._head: Any = None
         self._compared = False
         """Whether every layer was found to compute what its replacement does; new weights do not change that."""
-        self._warned = False
+        self._warned = self._without_kernels = False
 
     def weights_changed(self) -> None:
         """The next call copies anew."""
@@ -88,7 +88,7 @@ class SamplingModel:
 
     def _fused_layers(self) -> Iterator[tuple[Any, FusedLayer]]:
         """The decoder's layers that can be fused, with their replacements; says once why others cannot."""
-        if self._source.device.type != "cpu" or not _can_pack(self._source_head.weight):
+        if self._without_kernels or self._source.device.type != "cpu" or not _can_pack(self._source_head.weight):
             return
         reasons = []
         try:
@@ -103,6 +103,7 @@ class SamplingModel:
                     reasons.append(reason)
         except NotFused as reason:
             reasons.append(reason)
+            self._without_kernels = True
         if reasons and not self._warned:
             warnings.warn(f"sampling runs a model's layers as they are, which is slower: {reasons[0]}", stacklevel=2)
             self._warned = True
