@@ -72,6 +72,12 @@ def test_stage_without_its_kind_is_an_error() -> None:
         made(stages=[{"steps": 3}])
 
 
+def test_a_target_that_is_first_looked_at_after_the_last_step_is_refused() -> None:
+    settings = ("validate_every=1", "target_completion=0.5", "validate_from=99")
+    with pytest.raises(ConfigError, match=r"stages\.sft\.validate_from: expected at most steps \(\d+\)"):
+        made(*(f"stages.sft.{setting}" for setting in settings))
+
+
 def test_C02_group_of_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"stages\.grpo\.group_size: expected at least 2, got 1"):
         made("stages.grpo.group_size=1")

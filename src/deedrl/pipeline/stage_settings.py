@@ -146,6 +146,11 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
             f"{path}.target_completion",
             "expected validate_every above 0 with it, or no validation could reach it; set validate_every",
         )
+        require(
+            self.target_completion is None or self.steps is None or self.validate_from <= self.steps,
+            f"{path}.validate_from",
+            f"expected at most steps ({self.steps}) where target_completion is set, got {self.validate_from}",
+        )
 
 
 class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
