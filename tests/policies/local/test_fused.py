@@ -209,40 +209,33 @@ def test_gemma_stays_as_it_is_and_says_so_once(kit):
     check(kit, loaded, turns)
 
 
+def check_slower(kit, loaded, why, layers):
+    """It warns with the reason, runs with these layers, and is right."""
+    engine = new_engine(loaded)
+    with pytest.warns(UserWarning, match=SLOWER + why):
+        turns = sampled(kit, engine)
+    assert layers_of(engine) == layers
+    check(kit, loaded, turns)
+
+
 def test_one_odd_layer_leaves_the_others_fused(kit):
     loaded = load(kit)
     decoder_of(loaded.model).layers[1].mlp.act_fn = nn.GELU()
-    engine = new_engine(loaded)
-    with pytest.warns(UserWarning, match=f"{SLOWER}LlamaDecoderLayer computes something else"):
-        turns = sampled(kit, engine)
-    assert layers_of(engine) == ["FusedLayer", "LlamaDecoderLayer"]
-    check(kit, loaded, turns)
+    check_slower(kit, loaded, "LlamaDecoderLayer computes something else", ["FusedLayer", "LlamaDecoderLayer"])
 
 
 def test_a_model_that_rotates_in_some_layers_only_is_fused_there(kit):
     loaded = load(kit, "SmolLM3", no_rope_layer_interval=2)
-    engine = new_engine(loaded)
-    with pytest.warns(UserWarning, match=f"{SLOWER}SmolLM3DecoderLayer computes something else"):
-        turns = sampled(kit, engine)
-    assert layers_of(engine) == ["FusedLayer", "SmolLM3DecoderLayer"]
-    check(kit, loaded, turns)
+    check_slower(kit, loaded, "SmolLM3DecoderLayer computes something else", ["FusedLayer", "SmolLM3DecoderLayer"])
 
 
 def test_heads_that_are_rotated_in_part_stay_as_they_are(kit):
     loaded = load(kit, "Glm4Moe", first_k_dense_replace=2, partial_rotary_factor=0.5)
-    engine = new_engine(loaded)
-    with pytest.warns(UserWarning, match="does not rotate whole heads"):
-        turns = sampled(kit, engine)
-    check(kit, loaded, turns)
+    check_slower(kit, loaded, ".*does not rotate whole heads", ["Glm4MoeDecoderLayer"] * 2)
 
 
 def test_heads_of_other_sizes_than_the_compiled_functions_take_stay_as_they_are(kit):
-    loaded = load(kit, head_dim=8)
-    engine = new_engine(loaded)
-    with pytest.warns(UserWarning, match=f"{SLOWER}.*multiple of 16"):
-        turns = sampled(kit, engine)
-    assert layers_of(engine) == ["LlamaDecoderLayer"] * 2
-    check(kit, loaded, turns)
+    check_slower(kit, load(kit, head_dim=8), ".*multiple of 16", ["LlamaDecoderLayer"] * 2)
 
 
 class AddsOne(nn.Module):

@@ -1,8 +1,9 @@
 /* What a decoder does between its matrix products, for sampling on a processor.
  *
  * Compiled for one size of heads D, one number G of query heads to each key/value head, and bf16 (-DBF16) or float32, so
- * that loops over them have a known length: see loading.py. Numbers are computed in float32 whatever they are stored as. Every function divides its work by tokens or by (token, head), so what comes out does not depend on the
- * number of threads.
+ * that loops over them have a known length: see loading.py. Numbers are computed in float32 whatever they are stored as.
+ * Every function divides its work by tokens or by (token, head), so what comes out does not depend on the number of
+ * threads.
  *
  * N tokens, H = G K query heads, K key/value heads, S slots of a row.
  */
