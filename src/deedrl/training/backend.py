@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask, install
-from deedrl.policies.local.merged import decoder_of
+from deedrl.policies.local.attention import install
 from deedrl.training.chosen_logprob import chosen_logprobs
+from deedrl.training.fused import TrainingDecoder
+from deedrl.training.layout import Earlier, KeysValues, TreeLayout
 from deedrl.training.packing import Batch
 
 LOGITS_CHUNK = 512
 """Action tokens whose logits exist at one time."""
-
-KeysValues = list[tuple[Tensor, Tensor]]
-"""Per layer, keys and values [rows, K, tokens, D]."""
 
 
 class SharedPrefix:
@@ -51,6 +49,7 @@ class LogprobModel(nn.Module):
         super().__init__()
         self.model = model
         self._temperature = temperature
+        self._decoder = TrainingDecoder(model)
 
     def forward(
         self, batch: Batch, prefix: SharedPrefix | None = None, with_entropy: bool = False
@@ -95,12 +94,12 @@ class LogprobModel(nn.Module):
 
     def _hidden(self, batch: Batch, prefix: KeysValues) -> Tensor:
         """Last hidden states [slots, hidden] of shared beginnings and of the rows' own tokens."""
-        earlier = [_Earlier(prefix)] if prefix else []
+        earlier = [Earlier(prefix)] if prefix else []
         starts = torch.tensor(batch.prefix_ids.numel())
         if not batch.shared_ids.numel():
             return self._run(batch.ids, starts.expand(len(batch.ids)), earlier)[0].flatten(0, 1)
         shared, layers = self._run(batch.shared_ids, starts.expand(len(batch.shared_ids)), earlier)
-        earlier = [*earlier, _Earlier(layers, batch.shared_of, batch.shared_before)]
+        earlier = [*earlier, Earlier(layers, batch.shared_of, batch.shared_before)]
         own, _ = self._run(batch.ids, starts + batch.shared_before, earlier)
         return torch.cat([shared.flatten(0, 1), own.flatten(0, 1)])
 
@@ -108,14 +107,13 @@ class LogprobModel(nn.Module):
         """Of ids [P], at the beginning of everything; none where P is 0."""
         return self._run(ids[None], torch.zeros(1, dtype=torch.long), [])[1] if ids.numel() else []
 
-    def _run(self, ids: Tensor, starts: Tensor, earlier: Sequence[_Earlier]) -> tuple[Tensor, KeysValues]:
+    def _run(self, ids: Tensor, starts: Tensor, earlier: Sequence[Earlier]) -> tuple[Tensor, KeysValues]:
         """One pass over ids [B, T] that begin at positions `starts` [B]: hidden states, and the new keys and values."""
         install(self.model)
         rows, tokens = ids.shape
-        layout = _TreeLayout(earlier, rows, tokens, self.model)
+        layout = TreeLayout(earlier, rows, tokens, self.model)
         positions = starts[:, None] + torch.arange(tokens)[None]
-        output = decoder_of(self.model)(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
-        return output.last_hidden_state, layout.kept
+        return self._decoder.hidden(ids, positions, layout), layout.kept
 
     def _chunk_logprobs(self, head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
         if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
@@ -124,52 +122,6 @@ class LogprobModel(nn.Module):
             values: Tensor = checkpoint(_plain_logprobs, head, hidden, targets, self._temperature, use_reentrant=False)
             return values
         return _plain_logprobs(head, hidden, targets, self._temperature)
-
-
-# ---------------------------------------------------------------- who attends to whom
-
-
-class _Earlier:
-    """Keys and values before a pass's own tokens: one row for all, or of row `rows` [B] the first `lengths` [B]."""
-
-    def __init__(self, layers: KeysValues, rows: Tensor | None = None, lengths: Tensor | None = None) -> None:
-        self._layers = layers
-        self._rows = rows
-        self._lengths = lengths
-        self.tokens = int(layers[0][0].shape[2])
-
-    def at(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._layers[layer]
-        if self._rows is None:
-            return keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)
-        return keys[self._rows], values[self._rows]
-
-    def visible(self, rows: int, tokens: int) -> Tensor:
-        """Mask [B, 1, T, S]: everything but what is not the row's, or padding."""
-        if self._lengths is None:
-            return torch.ones(rows, 1, tokens, self.tokens, dtype=torch.bool)
-        real = torch.arange(self.tokens)[None] < self._lengths[:, None]
-        return real[:, None, None, :].expand(-1, 1, tokens, -1)
-
-
-class _TreeLayout:
-    """Rows attend to earlier segments and causally to themselves; right padding is never seen by a real token."""
-
-    def __init__(self, earlier: Sequence[_Earlier], rows: int, tokens: int, model: Any) -> None:
-        self.kept: KeysValues = []
-        self._earlier = earlier
-        # Rows differ only in what they see of shared beginnings: without these one mask serves them all.
-        masks = rows if any(segment.visible(1, 1).shape[0] > 1 for segment in earlier) else 1
-        own = causal_own_mask(torch.zeros(masks, dtype=torch.long), tokens, tokens)
-        mask = torch.cat([*(segment.visible(masks, tokens) for segment in earlier), own], dim=-1)
-        self._mask = folded_mask(mask, model)
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        self.kept.append((key, value))
-        before = [segment.at(layer, len(query)) for segment in self._earlier]
-        keys = torch.cat([*(k for k, _ in before), key], dim=2) if before else key
-        values = torch.cat([*(v for _, v in before), value], dim=2) if before else value
-        return attend_many(query, keys, values, self._mask, scaling)
 
 
 # ---------------------------------------------------------------- precision and logits

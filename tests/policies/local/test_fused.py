@@ -24,7 +24,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 0.05}
 
 def load(kit, family="Llama", dtype="fp32", *, adapter=False, **options):
     """A tiny model whose biases, norms and adapter, if any, change something."""
-    if dtype == "bf16" and not merged._can_pack(torch.zeros(1, dtype=torch.bfloat16)):
+    if dtype == "bf16" and not merged.can_pack(torch.zeros(1, dtype=torch.bfloat16)):
         pytest.skip("this processor has no products in bf16")
     loaded = kit.load(family, dtype, **options)
     if adapter:
@@ -68,7 +68,7 @@ def one_layer(loaded):
     install(loaded.model)
     decoder = decoder_of(loaded.model)
     kernels = kernels_for(decoder)
-    return decoder.layers[0], fused(decoder.layers[0], kernels, merged._weight_and_bias), decoder, kernels
+    return decoder.layers[0], fused(decoder.layers[0], kernels, merged.weight_and_bias), decoder, kernels
 
 
 # ------------------------------------------------------------ models of the common form

@@ -82,7 +82,7 @@ def test_held_weights_are_those_of_the_moment_until_the_next_reset(kit):
 @pytest.mark.parametrize("packs", [True, False])
 def test_weights_are_held_only_where_no_trained_tensor_is_shared(kit, monkeypatch, packs):
     if not packs:
-        monkeypatch.setattr(merged, "_can_pack", lambda weight: False)
+        monkeypatch.setattr(merged, "can_pack", lambda weight: False)
     SamplingModel(adapted(kit).model).hold()
     whole = kit.load()
     for parameter in whole.model.parameters():
@@ -105,7 +105,7 @@ def test_everything_but_linear_layers_is_shared(kit):
 def test_where_weights_cannot_be_packed_the_same_comes_out(kit, monkeypatch):
     loaded = adapted(kit)
     packed = sampled(kit, loaded)
-    monkeypatch.setattr(merged, "_can_pack", lambda weight: False)
+    monkeypatch.setattr(merged, "can_pack", lambda weight: False)
     plain = sampled(kit, loaded)
     assert plain.tokens == packed.tokens
     assert plain.logprobs == pytest.approx(packed.logprobs, abs=1e-5)

@@ -21,7 +21,7 @@ from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Projected
 from deedrl.policies.local.compiled.loading import NotCompiled
 from deedrl.policies.local.kv_store import PrefixLayout
 
-_HEAD_NORMS = ("q_norm", "k_norm")
+HEAD_NORMS = ("q_norm", "k_norm")
 _TRIED = 5
 """Tokens on which a layer and its replacement are compared."""
 _LARGEST_DISTANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
@@ -81,7 +81,7 @@ class FusedLayer(nn.Module):
         self._epsilon = float(layer.input_layernorm.variance_epsilon)  # of all norms; `compare` would find another one
         # The layer's own modules: who looks for tensors that are shared with it finds these.
         self.norms = nn.ModuleList([layer.input_layernorm, layer.post_attention_layernorm])
-        self.head_norms = nn.ModuleList([getattr(attention, name) for name in _HEAD_NORMS if hasattr(attention, name)])
+        self.head_norms = nn.ModuleList([getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)])
         self._projections = _Packed.of([attention.q_proj, attention.k_proj, attention.v_proj], weights)
         self._output = _Packed.of([attention.o_proj], weights)
         self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
@@ -150,13 +150,14 @@ def compare(layer: Any, replacement: FusedLayer, decoder: Any, kernels: Kernels)
     expected, found = (part(hidden, **options, layout=next(layouts)) for part in (layer, replacement))
     if not isinstance(expected, Tensor):
         raise NotFused(f"{type(layer).__name__} returns more than hidden states")
-    _check_distance(layer, expected, found)
+    check_distance(layer, expected, found, decoder.dtype)
     # Near 0 all activations are alike; the gate is to reach where they differ.
     inputs = hidden[0] * (2 / layer.mlp.gate_proj(hidden[0]).float().std()).to(hidden.dtype)
-    _check_distance(layer, layer.mlp(inputs[None])[0], replacement.mlp(inputs, torch.zeros_like(inputs)))
+    check_distance(layer, layer.mlp(inputs[None])[0], replacement.mlp(inputs, torch.zeros_like(inputs)), decoder.dtype)
 
 
-def _check_distance(layer: Any, expected: Tensor, found: Tensor) -> None:
-    distance = float((found - expected).float().norm() / expected.float().norm())
-    if not distance <= _LARGEST_DISTANCE[expected.dtype]:
+def check_distance(layer: Any, expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
+    """Raises NotFused where `found` is further from what `layer` gave than rounding to `dtype` explains."""
+    distance = float((found - expected).detach().float().norm() / expected.detach().float().norm())
+    if not distance <= _LARGEST_DISTANCE[dtype]:
         raise NotFused(f"{type(layer).__name__} computes something else: {100 * distance:.2g} % away")

@@ -81,21 +81,21 @@ class SamplingModel:
         # What is inside a module that is replaced or adapted is not looked at.
         whole = [f"{name}." for name, m in modules.items() if id(m) in shared or hasattr(m, "get_base_layer")]
         for name, module in modules.items():
-            if _is_known(module) and not name.startswith(tuple(whole)):
+            if is_known(module) and not name.startswith(tuple(whole)):
                 shared[id(module)] = _packed(module)
         self._decoder = copy.deepcopy(self._source, shared).eval()
         self._head = _packed(self._source_head) if type(self._source_head) is nn.Linear else self._source_head
 
     def _fused_layers(self) -> Iterator[tuple[Any, FusedLayer]]:
         """The decoder's layers that can be fused, with their replacements; says once why others cannot."""
-        if self._without_kernels or self._source.device.type != "cpu" or not _can_pack(self._source_head.weight):
+        if self._without_kernels or self._source.device.type != "cpu" or not can_pack(self._source_head.weight):
             return
         reasons = []
         try:
             kernels = kernels_for(self._source)
             for layer in self._source.layers:
                 try:
-                    replacement = fused(layer, kernels, _weight_and_bias)
+                    replacement = fused(layer, kernels, weight_and_bias)
                     if not self._compared:
                         compare(layer, replacement, self._source, kernels)
                     yield layer, replacement
@@ -125,8 +125,8 @@ class _PackedLinear(nn.Module):
 
 def _packed(module: Any) -> nn.Module:
     """The layer with its adapters added to its weight; packed where this build of torch can."""
-    weight, bias = _weight_and_bias(module)
-    if _can_pack(weight):
+    weight, bias = weight_and_bias(module)
+    if can_pack(weight):
         return _PackedLinear(weight, bias)
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
@@ -136,9 +136,9 @@ def _packed(module: Any) -> nn.Module:
     return layer
 
 
-def _weight_and_bias(module: Any) -> tuple[Tensor, Tensor | None]:
+def weight_and_bias(module: Any) -> tuple[Tensor, Tensor | None]:
     """Of a linear layer, adapters added in. Raises NotFused for one that is not known."""
-    if not _is_known(module):
+    if not is_known(module):
         raise NotFused(f"a layer has a {type(module).__name__}, or an adapter that is more than plain LoRA")
     base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
     bias = None if base.bias is None else base.bias.detach()
@@ -150,11 +150,11 @@ def _weight_and_bias(module: Any) -> tuple[Tensor, Tensor | None]:
     return total.to(base.weight.dtype), bias
 
 
-def _is_known(module: Any) -> bool:
+def is_known(module: Any) -> bool:
     return type(module) is nn.Linear or _is_plain_lora(module)
 
 
-def _can_pack(weight: Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     operations = ("_reorder_linear_weight", "_linear_pointwise")
     known = bool(torch._C._has_mkldnn) and all(hasattr(torch.ops.mkldnn, name) for name in operations)
     # In bf16 oneDNN needs instructions that not every processor has; torch's own layers always work.

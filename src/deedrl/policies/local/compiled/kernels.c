@@ -1,4 +1,4 @@
-/* What a decoder does between its matrix products, for sampling on a processor.
+/* What a decoder does between its matrix products, for sampling and, with the gradients of it, for training.
  *
  * Compiled for one size of heads D, one number G of query heads to each key/value head, and bf16 (-DBF16) or float32, so
  * that loops over them have a known length: see loading.py. Numbers are computed in float32 whatever they are stored as.
@@ -91,6 +91,29 @@ void rms_norm(const number *x, const number *weight, number *out, int64_t tokens
     for (int64_t n = 0; n < tokens; n++) norm(x + n * size, weight, out + n * size, size, epsilon);
 }
 
+/* The gradient of `norm` in x from that in its result, to `out`, which may hold a gradient already. */
+static void norm_back(const number *x, const number *weight, const number *gradient, number *restrict out,
+                      int64_t size, float epsilon, int adding) {
+    float squares = 0.0f, along = 0.0f;
+    for (int64_t i = 0; i < size; i++) {
+        squares += get(x[i]) * get(x[i]);
+        along += get(x[i]) * get(weight[i]) * get(gradient[i]);
+    }
+    float scale = 1.0f / sqrtf(squares / (float)size + epsilon), shrunk = along * scale * scale * scale / (float)size;
+    for (int64_t i = 0; i < size; i++) {
+        float found = get(weight[i]) * get(gradient[i]) * scale - get(x[i]) * shrunk;
+        out[i] = put(adding ? get(out[i]) + found : found);
+    }
+}
+
+/* Adds the gradient of `rms_norm` in x to out; all [N, size]. */
+void rms_norm_back(const number *x, const number *weight, const number *gradient, number *out, int64_t tokens,
+                   int64_t size, float epsilon) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++)
+        norm_back(x + n * size, weight, gradient + n * size, out + n * size, size, epsilon, 1);
+}
+
 /* SiLU of the first half of each row of products [N, 2 size], times the second: out [N, size]. */
 void gate(const number *products, number *out, int64_t tokens, int64_t size) {
 #pragma omp parallel for schedule(static)
@@ -103,6 +126,28 @@ void gate(const number *products, number *out, int64_t tokens, int64_t size) {
     }
 }
 
+static void gate_back_of(const number *restrict gates, const number *restrict rest, const number *restrict gradient,
+                         number *restrict result, number *restrict to_gates, number *restrict to_rest, int64_t size) {
+    for (int64_t i = 0; i < size; i++) {
+        float x = get(gates[i]), small = exp_of(-fabsf(x)), g = get(gradient[i]);
+        float share = (x < 0.0f ? small : 1.0f) / (1.0f + small), silu = x * share;
+        result[i] = put(silu * get(rest[i]));
+        to_gates[i] = put(g * get(rest[i]) * (share + silu * (1.0f - share)));
+        to_rest[i] = put(g * silu);
+    }
+}
+
+/* The gradient of `gate` in products, to out [N, 2 size], from that in its result [N, size], which is made once more. */
+void gate_back(const number *products, const number *gradient, number *result, number *out, int64_t tokens,
+               int64_t size) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++) {
+        const number *gates = products + 2 * n * size;
+        number *to = out + 2 * n * size;
+        gate_back_of(gates, gates + size, gradient + n * size, result + n * size, to, to + size, size);
+    }
+}
+
 static void rotate(const number *x, const number *cosine, const number *sine, number *out) {
     const int64_t half = D / 2;
     for (int64_t i = 0; i < half; i++) {
@@ -112,12 +157,22 @@ static void rotate(const number *x, const number *cosine, const number *sine, nu
     }
 }
 
+static void rotate_back(const number *gradient, const number *cosine, const number *sine, number *restrict out) {
+    const int64_t half = D / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float first = get(gradient[i]), second = get(gradient[i + half]);
+        out[i] = put(first * get(cosine[i]) + second * get(sine[i + half]));
+        out[i + half] = put(second * get(cosine[i + half]) - first * get(sine[i]));
+    }
+}
+
 /* Takes apart the products [N, (H + 2 K) D] of a layer's three projections: queries are rotated and laid out
- * [K, N, G, D]; keys, rotated, and values are written into the caches [rows, K, S, D] at (row[n], slot[n]).
- * cosine, sine [N, D]. Where query_norm and key_norm are given (else NULL), heads pass an RMSNorm first. */
+ * [K, N, G, D], or `in_rows` [rows, H, S, D]; keys, rotated, and values are written into the caches [rows, K, S, D] at
+ * (row[n], slot[n]). cosine, sine [N, D]. Where query_norm and key_norm are given (else NULL), heads pass an RMSNorm
+ * first. */
 void place(const number *products, const number *cosine, const number *sine, const number *query_norm,
            const number *key_norm, float epsilon, number *query, number *keys, number *values, const int64_t *row,
-           const int64_t *slot, int64_t tokens, int64_t kv_heads, int64_t slots) {
+           const int64_t *slot, int64_t tokens, int64_t kv_heads, int64_t slots, int64_t in_rows) {
     const int64_t heads = G * kv_heads;
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < tokens; n++) {
@@ -127,12 +182,35 @@ void place(const number *products, const number *cosine, const number *sine, con
         for (int64_t h = 0; h < heads + kv_heads; h++, from += D) {
             const number *weight = h < heads ? query_norm : key_norm;
             if (weight) norm(from, weight, normed, D, epsilon);
-            number *to = h < heads ? query + (((h / G) * tokens + n) * G + h % G) * D
+            int64_t asked = in_rows ? (row[n] * heads + h) * slots + slot[n] : ((h / G) * tokens + n) * G + h % G;
+            number *to = h < heads ? query + asked * D
                                    : keys + ((row[n] * kv_heads + h - heads) * slots + slot[n]) * D;
             rotate(weight ? normed : from, c, s, to);
         }
         for (int64_t k = 0; k < kv_heads; k++, from += D)
             memcpy(values + ((row[n] * kv_heads + k) * slots + slot[n]) * D, from, D * sizeof(number));
+    }
+}
+
+/* The gradient of `place` in products, to out [N, (H + 2 K) D], from those in query [rows, H, S, D], keys and values
+ * [rows, K, S, D]. */
+void collect(const number *products, const number *cosine, const number *sine, const number *query_norm,
+             const number *key_norm, float epsilon, const number *query, const number *keys, const number *values,
+             const int64_t *row, const int64_t *slot, number *out, int64_t tokens, int64_t kv_heads, int64_t slots) {
+    const int64_t heads = G * kv_heads, width = (heads + 2 * kv_heads) * D;
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < tokens; n++) {
+        const number *from = products + n * width, *c = cosine + n * D, *s = sine + n * D;
+        number *to = out + n * width, turned[D];
+        for (int64_t h = 0; h < heads + kv_heads; h++, from += D, to += D) {
+            const number *weight = h < heads ? query_norm : key_norm;
+            const number *gradient = h < heads ? query + ((row[n] * heads + h) * slots + slot[n]) * D
+                                               : keys + ((row[n] * kv_heads + h - heads) * slots + slot[n]) * D;
+            rotate_back(gradient, c, s, weight ? turned : to);
+            if (weight) norm_back(from, weight, turned, to, D, epsilon, 0);
+        }
+        for (int64_t k = 0; k < kv_heads; k++, to += D)
+            memcpy(to, values + ((row[n] * kv_heads + k) * slots + slot[n]) * D, D * sizeof(number));
     }
 }
 

@@ -77,6 +77,13 @@ class Kernels:
         self._library.rms_norm(_at(hidden), _at(weight), _at(output), *hidden.shape, epsilon)
         return output
 
+    def add_rms_norm_gradient(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, gradient: Tensor, total: Tensor
+    ) -> None:
+        """Adds to `total` the gradient of `rms_norm` in hidden, from the one in its result; all [N, size]."""
+        inputs = (hidden, weight, gradient.contiguous(), total)
+        self._library.rms_norm_back(*map(_at, inputs), *hidden.shape, epsilon)
+
     def gated(self, products: Tensor) -> Tensor:
         """SiLU of the first half of each row of products [N, 2 size], times the second half."""
         tokens, width = products.shape
@@ -84,17 +91,42 @@ class Kernels:
         self._library.gate(_at(products), _at(output), tokens, width // 2)
         return output
 
+    def gated_gradient(self, products: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """What `gated` gives [N, size], and its gradient in products [N, 2 size] from that in the result."""
+        result, found = torch.empty_like(gradient), torch.empty_like(products)
+        self._library.gate_back(*map(_at, (products, gradient, result, found)), *gradient.shape)
+        return result, found
+
     def place(self, projected: Projected, keys: Tensor, values: Tensor, to: Places) -> Tensor:
         """The queries [K, N, G, D], rotated; keys, rotated, and values go into the store at `to`."""
-        products, rotation, norms = projected
-        tokens = len(products)
         groups = self._heads // self._kv_heads
-        query = torch.empty(self._kv_heads, tokens, groups, self._size, dtype=self._dtype)
-        weights = (None, None, 0.0) if norms is None else (_at(norms.query), _at(norms.key), norms.epsilon)
-        stored = map(_at, (query, keys, values, *to))
-        sizes = (tokens, self._kv_heads, keys.shape[2])
-        self._library.place(_at(products), *map(_at, rotation), *weights, *stored, *sizes)
+        query = torch.empty(self._kv_heads, len(projected.products), groups, self._size, dtype=self._dtype)
+        self._place(projected, query, keys, values, to, in_rows=False)
         return query
+
+    def spread(self, projected: Projected, at: Places, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `place`, into room of their own: queries [rows, H, S, D], keys and values [rows, K, S, D], of N = rows S
+        tokens that all lie somewhere else."""
+        slots = len(projected.products) // rows
+        query = torch.empty(rows, self._heads, slots, self._size, dtype=self._dtype)
+        keys, values = self.empty_store(rows, slots), self.empty_store(rows, slots)
+        self._place(projected, query, keys, values, at, in_rows=True)
+        return query, keys, values
+
+    def spread_gradient(self, projected: Projected, at: Places, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The gradient of `spread` in the products, from those in what it gives."""
+        found = torch.empty_like(projected.products)
+        gradients = [part.contiguous() for part in (query, keys, values)]  # held until the function has read them
+        sizes = (len(found), self._kv_heads, keys.shape[2])
+        self._library.collect(*_addresses(projected), *map(_at, (*gradients, *at, found)), *sizes)
+        return found
+
+    def _place(
+        self, projected: Projected, query: Tensor, keys: Tensor, values: Tensor, to: Places, *, in_rows: bool
+    ) -> None:
+        stored = map(_at, (query, keys, values, *to))
+        sizes = (len(projected.products), self._kv_heads, keys.shape[2])
+        self._library.place(*_addresses(projected), *stored, *sizes, in_rows)
 
     def attend(
         self,
@@ -141,8 +173,11 @@ class Kernels:
 
 _SIGNATURES = {
     "rms_norm": [*[_POINTER] * 3, *[_INTEGER] * 2, _FLOAT],
+    "rms_norm_back": [*[_POINTER] * 4, *[_INTEGER] * 2, _FLOAT],
     "gate": [_POINTER, _POINTER, _INTEGER, _INTEGER],
-    "place": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 5, *[_INTEGER] * 3],
+    "gate_back": [*[_POINTER] * 4, *[_INTEGER] * 2],
+    "place": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 5, *[_INTEGER] * 4],
+    "collect": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 6, *[_INTEGER] * 3],
     "attend": [*[_POINTER] * 8, *[_INTEGER] * 4, _FLOAT],
     "join": [*[_POINTER] * 6, *[_INTEGER] * 3],
 }
@@ -150,3 +185,10 @@ _SIGNATURES = {
 
 def _at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _addresses(projected: Projected) -> tuple[int | float | None, ...]:
+    """Of the products, of what they are rotated by, and of the norms before that."""
+    products, rotation, norms = projected
+    weights = (None, None, 0.0) if norms is None else (_at(norms.query), _at(norms.key), norms.epsilon)
+    return (_at(products), *map(_at, rotation), *weights)
