@@ -26,9 +26,11 @@ class Kit:
         self._models = models
         self.plain, self.ids = models.plain, models.ids
 
-    def load(self, *, trainable: bool = True, dtype: str = "fp32") -> LoadedModel:
+    def load(
+        self, family: str = "Llama", *, trainable: bool = True, dtype: str = "fp32", **options: Any
+    ) -> LoadedModel:
         """A fresh copy of the tiny model; all its weights can be trained if `trainable`."""
-        loaded = self._models.load(dtype=dtype)
+        loaded = self._models.load(family, dtype=dtype, **options)
         for parameter in loaded.model.parameters():
             parameter.requires_grad_(trainable)
         return loaded

@@ -30,8 +30,8 @@ class SharedPrefix:
     def __init__(self, ids: Tensor, computed: KeysValues) -> None:
         self.ids = ids
         self._computed = [tensor for layer in computed for tensor in layer]
-        self._tracked = any(tensor.requires_grad for tensor in self._computed)
-        leaves = [tensor.detach().requires_grad_(self._tracked) for tensor in self._computed]
+        # Without an adapter on its key projection the first layer's keys have no gradient.
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
         self.layers: KeysValues = list(zip(leaves[::2], leaves[1::2], strict=True))
         self._leaves = leaves
 

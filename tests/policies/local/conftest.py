@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +36,6 @@ TEXTS = [
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(one_thread):
     pass
-
-
-@pytest.fixture(scope="session")
-def compiler() -> str:
-    """Path of a C compiler; what needs one is skipped where there is none."""
-    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if found is None:
-        pytest.skip("there is no C compiler")
-    return found
 
 
 class Kit:

@@ -124,6 +124,81 @@ def test_caches_are_written_nowhere_else(dtype):
         assert torch.equal(cache, torch.full_like(cache, 7.0))
 
 
+# ------------------------------------------------------------ gradients
+
+
+def gradients_of(function, *inputs: Tensor):
+    """A random direction of what `function` gives for inputs in float64, and its gradients by autograd."""
+    leaves = [tensor.double().requires_grad_() for tensor in inputs]
+    output = function(*leaves)
+    direction = random(*output.shape, dtype=inputs[0].dtype, seed=9)
+    return direction, torch.autograd.grad(output, leaves, direction.double())
+
+
+@pytest.mark.parametrize("size", [64, 100])
+def test_gradient_of_a_norm_is_added_to_what_is_there(dtype, size):
+    hidden, weight, total = (random(5, size, dtype=dtype, seed=seed) for seed in (0, 1, 2))
+    direction, [expected] = gradients_of(lambda x: reference_norm(x, weight[0], 1e-5), hidden)
+    expected = total.double() + expected
+    kernels_for(dtype).add_rms_norm_gradient(hidden, weight[0], 1e-5, direction, total)
+    check(total, expected)
+
+
+@pytest.mark.parametrize("size", [64, 100])
+def test_gradient_of_the_gate_and_its_result(dtype, size):
+    products = random(5, 2 * size, dtype=dtype, scale=3.0)
+    direction, [expected] = gradients_of(
+        lambda x: torch.nn.functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], products
+    )
+    kernels = kernels_for(dtype)
+    result, found = kernels.gated_gradient(products, direction)
+    check(result, kernels.gated(products))
+    check(found, expected)
+
+
+def test_gradient_of_the_gate_far_from_zero_is_finite(dtype):
+    products = torch.tensor([[200.0, -200.0, 2.0, 3.0]], dtype=dtype)
+    _, found = kernels_for(dtype).gated_gradient(products, torch.ones(1, 2, dtype=dtype))
+    check(found, torch.tensor([[2.0, 0.0, 200.0, 0.0]]))
+
+
+def spread_case(dtype, size, groups, normed):
+    """Seven tokens, rows of seven: products, rotation, norms and places."""
+    weights = [random(size, dtype=dtype, seed=seed) for seed in (1, 2)]
+    products = random(14, (groups + 2) * KV_HEADS * size, dtype=dtype)
+    angles = torch.arange(14.0)[:, None] / torch.arange(1.0, size // 2 + 1)
+    rotation = Rotation(*(part(torch.cat([angles, angles], -1)).to(dtype) for part in (torch.cos, torch.sin)))
+    lines = torch.arange(14)
+    return Projected(products, rotation, HeadNorms(*weights, 1e-5) if normed else None), Places(lines // 7, lines % 7)
+
+
+def reference_spread(products: Tensor, projected: Projected, groups: int) -> Tensor:
+    """Queries, keys and values [2, H + 2 K, 7, D]."""
+    heads = products.double().unflatten(-1, (-1, projected.rotation.cosine.shape[1]))
+    queries, keys, values = heads.split([groups * KV_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    if (norms := projected.norms) is not None:
+        queries, keys = reference_norm(queries, norms.query, 1e-5), reference_norm(keys, norms.key, 1e-5)
+    turned = [rotated(part, projected.rotation) for part in (queries, keys)]
+    return torch.cat([*turned, values], 1).unflatten(0, (2, 7)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "head_norms"])
+@pytest.mark.parametrize(("size", "groups"), [(16, 1), (64, 3)])
+def test_spread_lays_heads_out_row_by_row_and_its_gradient_gathers_them(dtype, size, groups, normed):
+    projected, at = spread_case(dtype, size, groups, normed)
+    kernels = kernels_for(dtype, size, groups)
+    direction, [expected] = gradients_of(lambda x: reference_spread(x, projected, groups), projected.products)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05  # of bf16, after two roundings more
+    found = torch.cat(kernels.spread(projected, at, 2), dim=1).double()
+    torch.testing.assert_close(
+        found, reference_spread(projected.products, projected, groups), rtol=tolerance, atol=tolerance
+    )
+    parts = direction.split([groups * KV_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    torch.testing.assert_close(
+        kernels.spread_gradient(projected, at, *parts).double(), expected, rtol=tolerance, atol=tolerance
+    )
+
+
 # ------------------------------------------------------------ attention
 
 
@@ -271,8 +346,16 @@ def test_nothing_depends_on_the_number_of_threads(dtype, threads):
         hidden, weight = random(40, 64, dtype=dtype), random(64, dtype=dtype, seed=1)
         *_, query, keys, values = placed(dtype, 64, 3, HeadNorms(weight, weight, 1e-5))
         calls = mixed.kernels
+        projected, at = spread_case(dtype, 64, 3, True)
+        total = hidden.clone()
+        calls.add_rms_norm_gradient(hidden, weight, 1e-5, hidden, total)
+        gradients = [total, *calls.gated_gradient(hidden, hidden[:, :32].contiguous())]
+        gradients.append(calls.spread_gradient(projected, at, *calls.spread(projected, at, 2)))
         results.append(
-            [mixed.attended(), calls.rms_norm(hidden, weight, 1e-5), calls.gated(hidden), query, keys, values]
+            [
+                *[mixed.attended(), calls.rms_norm(hidden, weight, 1e-5), calls.gated(hidden)],
+                *[query, keys, values, *gradients],
+            ]
         )
     for other in results[1:]:
         assert all(torch.equal(one, same) for one, same in zip(results[0], other, strict=True))

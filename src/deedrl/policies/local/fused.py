@@ -156,8 +156,11 @@ def compare(layer: Any, replacement: FusedLayer, decoder: Any, kernels: Kernels)
     check_distance(layer, layer.mlp(inputs[None])[0], replacement.mlp(inputs, torch.zeros_like(inputs)), decoder.dtype)
 
 
-def check_distance(layer: Any, expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
-    """Raises NotFused where `found` is further from what `layer` gave than rounding to `dtype` explains."""
+def check_distance(layer: Any, expected: Tensor, found: Tensor, dtype: torch.dtype, roundings: int = 1) -> None:
+    """Raises NotFused where `found` is further from what `layer` gave than rounding to `dtype` explains.
+
+    `roundings` is how much more often than in a forward pass numbers are rounded.
+    """
     distance = float((found - expected).detach().float().norm() / expected.detach().float().norm())
-    if not distance <= _LARGEST_DISTANCE[dtype]:
+    if not distance <= roundings * _LARGEST_DISTANCE[dtype]:
         raise NotFused(f"{type(layer).__name__} computes something else: {100 * distance:.2g} % away")
