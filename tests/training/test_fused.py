@@ -11,6 +11,7 @@ from torch import nn
 from deedrl.policies.local.merged import decoder_of
 from deedrl.policies.local.model import add_adapter
 from deedrl.training import packing
+from deedrl.training.adapted import AdaptedProduct
 from deedrl.training.backend import LogprobModel, frozen_at
 from deedrl.training.critic import adapter_critic
 from deedrl.training.learner import Learner
@@ -145,11 +146,12 @@ def test_a_step_of_the_optimiser_and_a_snapshot_count_at_once(kit):
     assert layers_of(learner.module) == {"FusedTrainingLayer"}
 
 
-def test_weights_that_stay_are_merged_once(kit, monkeypatch):
-    fused = LogprobModel(adapted(kit).model)
-    results(fused, kit)
-    monkeypatch.setattr("deedrl.training.adapted.AdaptedProduct._merge", None)
-    results(fused, kit)
+def test_weights_are_merged_once_for_all_micro_batches_and_held_for_no_longer(kit, monkeypatch):
+    model, merges, merge = LogprobModel(adapted(kit).model), [], AdaptedProduct._merge
+    monkeypatch.setattr(AdaptedProduct, "_merge", lambda self: merges.append(self) or merge(self))
+    results(model, kit, micro_batch_tokens=30)
+    assert len(merges) == 4 * len(model._decoder._fused.layers)
+    assert all(product._merged is None for product in merges)
 
 
 def test_the_adapter_that_is_active_counts(kit):

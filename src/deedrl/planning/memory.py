@@ -77,6 +77,11 @@ class MemorySettings(Settings, frozen=True, kw_only=True):
         return MAPPED_HOLES if self.mapped else HOLES[self.tuning]
 
     @property
+    def fused(self) -> bool:
+        """Updates run layers of their own (`deedrl.training.fused`), which keep less."""
+        return self.tuning == "lora" and not self.gpus
+
+    @property
     def width(self) -> int:
         """Bytes of a weight and of an activation."""
         return 2 if self.bf16 and self.tuning == "lora" else FLOAT
@@ -95,6 +100,8 @@ class Memory(Settings, frozen=True, kw_only=True):
     critic: float
     """What it has of its own: parameters, and their moments."""
     gradients: float
+    merged_weights: float
+    """On a processor an update of an adapter runs on linear layers that it is added to."""
     activations: float
     """Kept for the backward pass: of the prefix and of one micro-batch."""
     logits: float
@@ -117,7 +124,8 @@ class Memory(Settings, frozen=True, kw_only=True):
 
     @property
     def update_peak(self) -> float:
-        return self.held + max(self.gradients + self.activations + self.logits, self.reference_pass)
+        passes = max(self.gradients + self.activations + self.logits, self.reference_pass)
+        return self.held + self.merged_weights + passes
 
     @property
     def sampling_peak(self) -> float:
@@ -153,6 +161,7 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
         reference=trained if settings.reference else 0.0,
         critic={"none": 0.0, "value_head": 0.0, "adapter": 3 * trained, "model": base + 3 * trained}[settings.critic],
         gradients=trained,
+        merged_weights=shape.layers * shape.layer_linear * settings.width if settings.fused else 0.0,
         activations=activation_bytes(shape, settings, batch),
         logits=logits_bytes(shape, settings),
         reference_pass=trained + forward if settings.reference else 0.0,
@@ -182,6 +191,10 @@ def activation_bytes(shape: ModelShape, settings: MemorySettings, batch: MicroBa
 def _kept_by_token(shape: ModelShape, settings: MemorySettings) -> float:
     """Bytes that a token leaves in one layer, without the keys and values it looks at."""
     h, q, k, m = shape.hidden, shape.query_width, shape.kv_width, shape.mlp_width
+    if settings.fused:
+        # What either half of the layer took in (2 h); query, and the attention's output by head and by token (3 q);
+        # gate and up (2 m); the token's own keys and values (2 k). In float32 the attention's log-sums.
+        return shape.heads * FLOAT + (2 * h + 3 * q + 2 * m + 2 * k) * settings.width
     # What two norms took in, which compute in float32; their scales; and the attention's log-sums.
     floats = 2 * h + 2 + shape.heads
     # What the projections and the MLP took in (2 h); query, and the attention's output by head and by token (3 q); gate

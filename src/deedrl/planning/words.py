@@ -10,7 +10,7 @@ from deedrl.planning.plan import Request, notes, step_time
 from deedrl.planning.remedies import remedies
 
 _HELD = ("process", "weights", "optimiser", "reference", "critic")
-_UPDATE = ("gradients", "activations", "logits")
+_UPDATE = ("merged_weights", "gradients", "activations", "logits")
 _SAMPLING = ("cache", "sampling_weights", "sampling_work")
 _NAMES = {
     "optimiser": "optimiser state",
@@ -19,6 +19,7 @@ _NAMES = {
     "reference_pass": "reference pass, before it",
     "cache": "KV cache",
     "sampling_weights": "copy of the weights",
+    "merged_weights": "weights with the adapter",
     "sampling_work": "logits and one layer",
 }
 

@@ -97,6 +97,10 @@ class AdaptedProduct:
             self._versions = versions
         return self._merged
 
+    def rest(self) -> None:
+        """Gives up the merged weights."""
+        self._merged = None
+
     def _merge(self) -> Merged:
         weights, biases, adapters, start = [], [], [], 0
         for layer in self._layers:

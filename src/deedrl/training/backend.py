@@ -87,6 +87,10 @@ class LogprobModel(nn.Module):
         spread = batch.predictions
         return torch.cat(logprobs)[spread], torch.cat(entropies)[spread] if with_entropy else None
 
+    def rest(self) -> None:
+        """Gives up what was made of the weights for passes; a step is about to change them."""
+        self._decoder.rest()
+
     def shared_prefix(self, ids: Tensor) -> SharedPrefix:
         """The prefix `ids` [P] of an update's batches (`Batch.prefix_ids`), for `forward`."""
         with _adapter_precision(self.model):
