@@ -150,7 +150,7 @@ class FusedTrainingLayer(nn.Module):
         hidden = hidden_states.reshape(rows * tokens, width)
         cosine, sine = (part.expand(rows, -1, -1).reshape(rows * tokens, -1) for part in position_embeddings)
         positions = _Positions(Rotation(cosine, sine), layout.places, rows)
-        attended = layout.attend(self._index, *self._before(hidden, positions), self._scaling)
+        attended = layout.attend(self._index, *self._before(hidden, positions), self._scaling, self._kernels)
         attended = attended.transpose(1, 2).reshape(rows * tokens, -1)
         return self._after(attended, hidden).view(rows, tokens, width)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask
-from deedrl.policies.local.compiled.kernels import Places
+from deedrl.policies.local.attention import Part, attend_many, causal_own_mask, folded_mask
+from deedrl.policies.local.compiled.kernels import Kernels, Places
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Per layer, keys and values [rows, K, tokens, D]."""
@@ -53,9 +53,36 @@ class TreeLayout:
         self.places = Places(lines // tokens, lines % tokens)
         """Row and slot of each token, row by row."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernels: Kernels | None = None
+    ) -> Tensor:
         self.kept.append((key, value))
         before = [segment.at(layer, len(query)) for segment in self._earlier]
         keys = torch.cat([*(k for k, _ in before), key], dim=2) if before else key
         values = torch.cat([*(v for _, v in before), value], dim=2) if before else value
-        return attend_many(query, keys, values, self._mask, scaling)
+        if kernels is None or not kernels.tiled:
+            return attend_many(query, keys, values, self._mask, scaling)
+        folded = query.reshape(len(query), keys.shape[1], -1, query.shape[3])
+        output: Tensor
+        output = _TiledAttention.apply(folded, keys, values, self._mask, scaling, kernels)  # type: ignore[no-untyped-call]
+        return output.reshape(query.shape)
+
+
+class _TiledAttention(torch.autograd.Function):
+    """`Kernels.attend_tiled` with gradients in query, keys and values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, kernels: Kernels
+    ) -> Tensor:
+        part = kernels.attend_tiled(query, keys, values, mask, scaling)
+        ctx.save_for_backward(query, keys, values, *part)
+        ctx.rest = mask, scaling, kernels
+        return part.output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, values, *part = ctx.saved_tensors
+        mask, scaling, kernels = ctx.rest
+        found = kernels.attend_tiled_gradients(query, keys, values, mask, scaling, Part(*part), gradient)
+        return (*found, None, None, None)

@@ -328,6 +328,86 @@ def test_join_of_own_part_and_prefix_is_one_softmax(dtype, size, groups, after):
     check(joined.reshape(6, -1, size), mixed.expected()[0])
 
 
+# ------------------------------------------------------------ attention with tiles
+
+
+def tiled_kernels(dtype, size=64):
+    kernels = kernels_for(dtype, size, 3)
+    if not kernels.tiled:
+        pytest.skip("tiles are there in bf16 only, on processors with AMX")
+    return kernels
+
+
+def plain_attention(query, keys, values, mask, scaling):
+    scores = query.double() @ keys.double().transpose(-1, -2) * scaling + (0.0 if mask is None else mask.double())
+    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)[..., None]
+
+
+def tiled_case(size, queries, slots, rows=2, masks=2):
+    parts = [random(rows, 3, n, size, dtype=torch.bfloat16, seed=n) for n in (queries, slots, slots + 1)]
+    seen = torch.rand(masks, 1, queries, slots, generator=torch.Generator().manual_seed(4)) < 0.6
+    seen[..., slots // 2] = True
+    return (*parts[:2], parts[2][:, :, 1:], torch.where(seen, 0.0, -torch.inf).bfloat16(), size**-0.5)
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return float((found.double() - expected).norm() / expected.norm()) < 0.004
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize(("queries", "slots"), [(1, 1), (31, 17), (32, 32), (33, 64), (70, 100), (200, 333)])
+def test_tiled_attention_and_its_gradients(dtype, size, queries, slots):
+    kernels = tiled_kernels(dtype, size)
+    *parts, mask, scaling = tiled_case(size, queries, slots)
+    leaves = [part.double().requires_grad_() for part in parts]
+    output, logsum = plain_attention(*leaves, mask, scaling)
+    direction = random(*output.shape, dtype=dtype, seed=9)
+    expected = torch.autograd.grad(output, leaves, direction.double())
+    part = kernels.attend_tiled(*parts, mask, scaling)
+    assert close(part.output, output)
+    torch.testing.assert_close(part.logsum.double(), logsum, rtol=1e-5, atol=1e-5)
+    found = kernels.attend_tiled_gradients(*parts, mask, scaling, part, direction)
+    # Gradients of one query to one key are 0, and rounding is all that is left.
+    assert queries == slots == 1 or all(close(one, other) for one, other in zip(found, expected, strict=True))
+    assert close(found[2], expected[2])
+
+
+def test_tiled_attention_without_a_mask_and_with_one_for_all_rows(dtype):
+    kernels = tiled_kernels(dtype)
+    *parts, mask, scaling = tiled_case(64, 40, 50, masks=1)
+    for given in (None, mask):
+        assert close(kernels.attend_tiled(*parts, given, scaling).output, plain_attention(*parts, given, scaling)[0])
+
+
+def test_tiled_attention_to_some_rows_of_a_store(dtype):
+    kernels = tiled_kernels(dtype)
+    query, keys, values, mask, scaling = tiled_case(64, 40, 50)
+    store = [torch.full((5, 3, 80, 64), torch.nan, dtype=dtype) for _ in range(2)]
+    rows = torch.tensor([3, 1])
+    for kept, part in zip(store, (keys, values), strict=True):
+        kept[rows, :, :50] = part
+    found = kernels.attend_tiled(query, *(kept[:, :, :50] for kept in store), mask, scaling, rows=rows)
+    assert close(found.output, plain_attention(query, keys, values, mask, scaling)[0])
+
+
+def test_tiled_attention_of_scores_that_lie_far_apart(dtype):
+    kernels = tiled_kernels(dtype)
+    query, keys, values, mask, _ = tiled_case(64, 40, 50)
+    part = kernels.attend_tiled(query, keys, values, mask, 30.0)
+    output, logsum = plain_attention(query, keys, values, mask, 30.0)
+    assert close(part.output, output)
+    torch.testing.assert_close(part.logsum.double(), logsum, rtol=1e-5, atol=1e-3)
+    found = kernels.attend_tiled_gradients(query, keys, values, mask, 30.0, part, torch.ones_like(query))
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+
+
+def test_a_mask_of_another_shape_is_refused(dtype):
+    kernels = tiled_kernels(dtype)
+    query, keys, values, mask, scaling = tiled_case(64, 40, 50)
+    with pytest.raises(ValueError, match=r"expected a mask \[\.\., 1, 40, 50\], got \(2, 1, 40, 49\)"):
+        kernels.attend_tiled(query, keys, values, mask[..., :49], scaling)
+
+
 # ------------------------------------------------------------ threads
 
 
@@ -351,6 +431,10 @@ def test_nothing_depends_on_the_number_of_threads(dtype, threads):
         calls.add_rms_norm_gradient(hidden, weight, 1e-5, hidden, total)
         gradients = [total, *calls.gated_gradient(hidden, hidden[:, :32].contiguous())]
         gradients.append(calls.spread_gradient(projected, at, *calls.spread(projected, at, 2)))
+        if calls.tiled:
+            *parts, mask, scaling = tiled_case(64, 70, 100)
+            part = calls.attend_tiled(*parts, mask, scaling)
+            gradients += [*part, *calls.attend_tiled_gradients(*parts, mask, scaling, part, parts[0])]
         results.append(
             [
                 *[mixed.attended(), calls.rms_norm(hidden, weight, 1e-5), calls.gated(hidden)],

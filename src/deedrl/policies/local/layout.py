@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ In bf16 they never do: batched products of few rows copy keys and values first.
 
 MANY_TOKENS = 16
 """New tokens of a row from which on torch's fused attention, with its matrix products, beats the compiled one."""
+
+_Attend = Callable[[Tensor, Tensor, Tensor, Any, float], Part]
+"""From query, keys, values, what is added to scores and the scaling, as `attend_part`."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class StepLayout:
         placed = [_Placed(feed, place) for feed, place in zip(feeds, first, strict=False)]
         self._decoding, self._fills = placed[: len(decoding)], placed[len(decoding) :]
         self._prefixes = _tokens_by_prefix(feeds)
+        self._many: _Own | None = None
 
     @cached_property
     def _own(self) -> list[_Own]:
@@ -105,34 +109,36 @@ class StepLayout:
     def attend_products(self, layer: int, projected: Projected, kernels: Kernels, scaling: float) -> Tensor:
         keys, values = self._store.keys[layer], self._store.values[layer]
         query = kernels.place(projected, keys, values, self._places)
-        prefix = self._before(layer, query, scaling)
-        apart = self._apart
+        prefix = self._before(layer, query, scaling, kernels.attend_tiled if kernels.tiled else attend_part)
+        apart = self._apart(kernels.tiled)
         tokens = apart.first if apart else None
         output = kernels.attend(query, prefix, keys, values, self._places, scaling, tokens=tokens)
         if apart:
             padded = query[:, apart.tokens].transpose(0, 1).flatten(2, 3)  # [R, K, T G, D]
-            kernels.join(apart.part(layer, padded, scaling), apart.kept, prefix, output)
+            attend = partial(kernels.attend_tiled, rows=apart.rows) if kernels.tiled else attend_part
+            kernels.join(apart.part(layer, padded, scaling, attend), apart.kept, prefix, output)
         return output
 
-    @cached_property
-    def _apart(self) -> _Own | None:
-        """Rows with so many new tokens that what torch does with many queries is faster."""
+    def _apart(self, tiled: bool) -> _Own | None:
+        """Rows with so many new tokens that what multiplies matrices is faster; the same in every layer."""
         if max((feed.tokens for feed, _ in self._fills), default=0) < MANY_TOKENS:
             return None
-        return _Own(self._store, self._used, self._fills)
+        if self._many is None:
+            self._many = _Own(self._store, self._used, self._fills, by_index=tiled)
+        return self._many
 
-    def _before(self, layer: int, query: Tensor, scaling: float) -> Part | None:
+    def _before(self, layer: int, query: Tensor, scaling: float, attend: _Attend) -> Part | None:
         """Attention of query [K, N, G, D] to the tokens' prefixes, as `Kernels.attend` takes it."""
         if not self._prefixes:
             return None
         if self._prefixes[0][1] is None:
             keys, values = self._prefixes[0][0].blocks[layer]
-            return attend_part(query.flatten(1, 2)[None], keys, values, None, scaling)
+            return attend(query.flatten(1, 2)[None], keys, values, None, scaling)
         whole = Part(query.new_zeros(query.shape), query.new_full((*query.shape[:-1], 1), -torch.inf).float())
         for prefix, at in self._prefixes:
             assert at is not None
             keys, values = prefix.blocks[layer]
-            part = attend_part(query[:, at].flatten(1, 2)[None], keys, values, None, scaling)
+            part = attend(query[:, at].flatten(1, 2)[None], keys, values, None, scaling)
             for tensor, found in zip(whole, part, strict=True):
                 tensor.index_copy_(1, at, found[0].reshape(len(query), len(at), query.shape[2], -1).to(tensor.dtype))
         return Part(*(tensor.flatten(1, 2)[None] for tensor in whole))
@@ -148,7 +154,8 @@ class _Placed(NamedTuple):
 class _Own:
     """Attention of the tokens of some feeds to their rows' own parts, padded to one number of tokens T a row."""
 
-    def __init__(self, store: KVStore, used: int, placed: Sequence[_Placed]) -> None:
+    def __init__(self, store: KVStore, used: int, placed: Sequence[_Placed], *, by_index: bool = False) -> None:
+        """`by_index`: the attention that `part` is given finds `rows` in the store by itself."""
         self._store = store
         counts = torch.tensor([feed.tokens for feed, _ in placed])
         begin = torch.tensor([place for _, place in placed])[:, None]
@@ -161,14 +168,15 @@ class _Own:
         padded = real.flatten().nonzero()[:, 0]
         self._places = self.tokens.flatten()[padded]
         self._few = store.dtype == torch.float32 and columns.shape[1] * store.groups <= FEW_QUERIES
-        self._rows = torch.tensor([feed.row.index for feed, _ in placed])
+        self.rows = torch.tensor([feed.row.index for feed, _ in placed])
+        """Of the store [R]."""
         newest = torch.tensor([feed.start for feed, _ in placed])[:, None] + columns
         # Where most rows take part, all are read in place: those that do not have a query of zeros that sees one slot.
-        self._in_place = used if GATHERING * len(placed) >= used else 0
-        self._spread = bool(self._in_place) and self._rows.tolist() != list(range(used))
+        self._in_place = used if by_index or GATHERING * len(placed) >= used else 0
+        self._spread = not by_index and bool(self._in_place) and self.rows.tolist() != list(range(used))
         if self._spread:
-            newest = newest.new_zeros(used, newest.shape[1]).index_copy_(0, self._rows, newest)
-        row_of = self._rows if self._spread else torch.arange(len(placed))
+            newest = newest.new_zeros(used, newest.shape[1]).index_copy_(0, self.rows, newest)
+        row_of = self.rows if self._spread else torch.arange(len(placed))
         self.kept = (row_of[:, None] * columns.shape[1] + columns).flatten()[padded]
         """Where `part` has the tokens, in their order: token t of row r at r T + t."""
         self._slots = max(feed.slots for feed, _ in placed)
@@ -179,22 +187,23 @@ class _Own:
     def attend(self, layer: int, query: Tensor, own: Part, scaling: float) -> None:
         """Query [N, K, G, D] of all tokens of the pass; writes those of the feeds into `own`."""
         padded = query[self.tokens].transpose(1, 2).flatten(2, 3)  # [R, K, T G, D]
-        for tensor, whole in zip(self.part(layer, padded, scaling), own, strict=True):
+        attend = attend_few if self._few else attend_part
+        for tensor, whole in zip(self.part(layer, padded, scaling, attend), own, strict=True):
             rows, heads, queries, size = tensor.shape
             by_row = tensor.reshape(rows, heads, queries // query.shape[2], query.shape[2], size)
             by_token = by_row.transpose(1, 2).flatten(0, 1)
             whole[self._places] = by_token[self.kept].to(whole.dtype)
 
-    def part(self, layer: int, padded: Tensor, scaling: float) -> Part:
+    def part(self, layer: int, padded: Tensor, scaling: float, attend: _Attend) -> Part:
         """Attention of the padded queries [R, K, T G, D] of the feeds' rows; where rows are read in place, of all."""
         keys, values = (self._read(blocks[layer]) for blocks in (self._store.keys, self._store.values))
         if self._spread:
-            padded = padded.new_zeros(len(keys), *padded.shape[1:]).index_copy_(0, self._rows, padded)
-        return (attend_few if self._few else attend_part)(padded, keys, values, self._bias, scaling)
+            padded = padded.new_zeros(len(keys), *padded.shape[1:]).index_copy_(0, self.rows, padded)
+        return attend(padded, keys, values, self._bias, scaling)
 
     def _read(self, block: Tensor) -> Tensor:
         """Keys or values [rows, K, slots, D] of the rows that take part, and where read in place of all in use."""
-        rows = slice(self._in_place) if self._in_place else self._rows
+        rows = slice(self._in_place) if self._in_place else self.rows
         return block[rows, :, : self._slots]
 
 

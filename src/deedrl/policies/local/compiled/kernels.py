@@ -57,7 +57,9 @@ class Kernels:
         self.width = (heads + 2 * kv_heads) * head_size
         """Of a token's queries, keys and values together."""
         self._library = library(head_size, heads // kv_heads, dtype)
-        for name, types in _SIGNATURES.items():
+        self.tiled = bool(self._library.tiles())
+        """Whether `attend_tiled` can be used: in bf16, on a processor with AMX."""
+        for name, types in (_SIGNATURES | (_TILED if self.tiled else {})).items():
             getattr(self._library, name).argtypes = types
             getattr(self._library, name).restype = None
 
@@ -160,6 +162,43 @@ class Kernels:
         parts = (*self._by_query(own), at, *self._by_query(prefix), output)
         self._library.join(*map(_at, parts), len(output) - len(at), len(at), self._kv_heads)
 
+    def attend_tiled(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        scaling: float,
+        *,
+        rows: Tensor | None = None,
+    ) -> Part:
+        """Attention of many queries [R, K, Q, D] to keys and values [R, K, S, D], or to the `rows` [R] of these.
+
+        `mask` [R or 1, 1, Q, S] is added to the scores. The output is bf16, laid out [R, Q, K, D].
+        """
+        query, keys, values = query.contiguous(), self._with_whole_heads(keys), self._with_whole_heads(values)
+        count, heads, queries, _ = query.shape
+        output = torch.empty(count, queries, heads, self._size, dtype=self._dtype)
+        logsum = torch.empty(count, queries, heads)
+        tensors = (query, keys, values, mask, rows, output, logsum)
+        self._library.attend_tiles(*map(_at, tensors), *_tiled_sizes(query, keys, values, mask), scaling)
+        return Part(output.transpose(1, 2), logsum.transpose(1, 2)[..., None])
+
+    def attend_tiled_gradients(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, part: Part, to: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of `attend_tiled` in query, keys and values, from that in its output `to` [R, K, Q, D]."""
+        query, keys, values = query.contiguous(), self._with_whole_heads(keys), self._with_whole_heads(values)
+        laid_out = [x.transpose(1, 2).contiguous() for x in (part.output, part.logsum[..., 0], to)]
+        found = [torch.empty(tensor.shape, dtype=self._dtype) for tensor in (query, keys, values)]
+        tensors = (query, keys, values, mask, *laid_out, *found)
+        self._library.attend_tiles_back(*map(_at, tensors), *_tiled_sizes(query, keys, values, mask), scaling)
+        return found[0], found[1], found[2]
+
+    def _with_whole_heads(self, tensor: Tensor) -> Tensor:
+        """Such that the numbers of a head follow each other."""
+        return tensor if tensor.stride()[2:] == (self._size, 1) else tensor.contiguous()
+
     def _by_query(self, part: Part | None) -> tuple[Tensor | None, Tensor | None]:
         """Output and logsum, each [.., queries, K, ..] without gaps, which is how torch's fused attention leaves them.
 
@@ -181,6 +220,19 @@ _SIGNATURES = {
     "attend": [*[_POINTER] * 8, *[_INTEGER] * 4, _FLOAT],
     "join": [*[_POINTER] * 6, *[_INTEGER] * 3],
 }
+_TILED = {
+    "attend_tiles": [*[_POINTER] * 7, *[_INTEGER] * 9, _FLOAT],
+    "attend_tiles_back": [*[_POINTER] * 10, *[_INTEGER] * 9, _FLOAT],
+}
+
+
+def _tiled_sizes(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[int, ...]:
+    strides = (*keys.stride()[:2], *values.stride()[:2])
+    if mask is None:
+        return (*query.shape[:3], keys.shape[2], *strides, 0)
+    if not mask.is_contiguous() or mask.shape[2:] != (query.shape[2], keys.shape[2]):
+        raise ValueError(f"expected a mask [.., 1, {query.shape[2]}, {keys.shape[2]}], got {tuple(mask.shape)}")
+    return (*query.shape[:3], keys.shape[2], *strides, mask.stride(0) if len(mask) > 1 else 0)
 
 
 def _at(tensor: Tensor | None) -> int | None:

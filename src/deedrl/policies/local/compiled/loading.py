@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` with the system's C compiler on first use, and keeps the result in the user's cache."""
+"""Compiles the C of this folder with the system's compiler on first use, and keeps the result in the user's cache."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import torch
 
 from deedrl.policies.local.source import cache_folder, in_short
 
-SOURCE = Path(__file__).with_name("kernels.c")
-_LANES = 16  # as in kernels.c
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "tiles.c"))
+_READ = (*SOURCES, Path(__file__).with_name("numbers.h"))
+_LANES = 16  # as in numbers.h
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 # What lets sums become vector instructions; not -ffast-math, which changes how the whole process rounds.
 _MATHS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
@@ -30,7 +31,7 @@ class NotCompiled(Exception):
 
 @functools.cache
 def library(head_size: int, groups: int, dtype: torch.dtype) -> ctypes.CDLL:
-    """`kernels.c` for heads of `head_size` and `groups` query heads to each key/value head. Raises NotCompiled.
+    """The functions for heads of `head_size` and `groups` query heads to each key/value head. Raises NotCompiled.
 
     Compiling takes about a second; any number of processes may do it at the same time.
     """
@@ -67,7 +68,7 @@ def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
         version = subprocess.run(command, capture_output=True, check=False, timeout=_TIME_LIMIT_S).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotCompiled(f"{compiler} did not run: {in_short(error)}; install gcc, or name one in CC") from error
-    parts = (SOURCE.read_bytes(), " ".join(flags).encode(), version, _processor().encode())
+    parts = (*(path.read_bytes() for path in _READ), " ".join(flags).encode(), version, _processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
@@ -84,7 +85,7 @@ def _compile(compiler: str, flags: tuple[str, ...], built: Path) -> None:
         built.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=built.parent) as work:
             made = Path(work) / built.name
-            command = [compiler, *flags, str(SOURCE), "-o", str(made), "-lm"]
+            command = [compiler, *flags, *map(str, SOURCES), "-o", str(made), "-lm"]
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIME_LIMIT_S)
             made.replace(built)  # whole or not at all, whoever else compiles the same
     except subprocess.CalledProcessError as error:

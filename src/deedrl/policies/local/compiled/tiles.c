@@ -1,0 +1,332 @@
+/* Attention of many queries, and its gradients, in bf16 with the matrix tiles of AMX. Compiled with kernels.c.
+ *
+ * Scores, weights and sums are float32; weights are rounded to bf16 where they enter a product, as are the gradients of
+ * scores. A block of queries is held against all keys at once, so there is no running maximum to correct.
+ *
+ * R rows, K key/value heads, Q queries of each, S keys; D size of heads.
+ */
+#include "numbers.h"
+
+#if defined(BF16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__) && D % 32 == 0
+#include <immintrin.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define QUERIES 32 /* in a block */
+#define TILE_NUMBERS 512
+#define ROUND(x) (((x) + 31) / 32 * 32)
+
+/* Whether the system lets this process use tiles; Linux wants to be asked. */
+int tiles(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0; }
+
+static void configure(void) {
+    struct { uint8_t palette, start, reserved[14]; uint16_t columns[16]; uint8_t rows[16]; } config = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        config.columns[tile] = 64;
+        config.rows[tile] = 16;
+    }
+    _tile_loadconfig(&config);
+}
+
+#define LEFT(count) ((__mmask16)((count) >= 16 ? 0xffff : (count) > 0 ? (1u << (count)) - 1 : 0)) /* of 16 lanes */
+
+/* 0, step, 2 step, ... */
+static inline __m512i steps(int64_t step) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int)step));
+}
+
+/* Numbers of two rows in turn, as a tile on the right of `product` has them. */
+static inline __m512i side_by_side(__m256i first, __m256i second) {
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(first), _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
+}
+
+/* c [m, n] = a [m, k] b, or added to what c holds. All of m, n, k are multiples of 32. `b` [k, n] lies in tiles of 32 by
+ * 16 numbers, each with pairs of numbers from one column side by side: tile (n / 16) (k / 32) + k / 32. */
+static void product(const number *a, int64_t a_row, const number *b, float *c, int64_t c_row, int64_t m, int64_t n,
+                    int64_t k, int adding) {
+    for (int64_t i = 0; i < m; i += 32)
+        for (int64_t j = 0; j < n; j += 32) {
+            float *at = c + i * c_row + j, *below = at + 16 * c_row;
+            const number *left = b + j / 16 * (k / 32) * TILE_NUMBERS, *right = left + k / 32 * TILE_NUMBERS;
+            if (adding) {
+                _tile_loadd(0, at, 4 * c_row);
+                _tile_loadd(1, at + 16, 4 * c_row);
+                _tile_loadd(2, below, 4 * c_row);
+                _tile_loadd(3, below + 16, 4 * c_row);
+            } else {
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_zero(2);
+                _tile_zero(3);
+            }
+            for (int64_t step = 0; step < k / 32; step++) {
+                _tile_loadd(4, a + i * a_row + step * 32, 2 * a_row);
+                _tile_loadd(5, a + (i + 16) * a_row + step * 32, 2 * a_row);
+                _tile_loadd(6, left + step * TILE_NUMBERS, 64);
+                _tile_loadd(7, right + step * TILE_NUMBERS, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            _tile_stored(0, at, 4 * c_row);
+            _tile_stored(1, at + 16, 4 * c_row);
+            _tile_stored(2, below, 4 * c_row);
+            _tile_stored(3, below + 16, 4 * c_row);
+        }
+}
+
+/* The right side of `product` whose column is a line of x [count, D]; lines up to `padded` are zeros. */
+static void columns_of(const number *x, int64_t count, int64_t padded, number *to) {
+    const __m512i lines = steps(D / 2);
+    for (int64_t n = 0; n < padded; n += 16)
+        for (int64_t p = 0; p < D / 2; p++, to += 32) {
+            const number *from = x + n * D + 2 * p;
+            _mm512_storeu_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), LEFT(count - n), lines, from, 4));
+        }
+}
+
+/* The right side of `product` whose row is a line of x [count, D]; lines up to `padded` are zeros. */
+static void rows_of(const number *x, int64_t count, int64_t padded, number *to) {
+    for (int64_t d = 0; d < D; d += 16)
+        for (int64_t n = 0; n < padded; n += 2, to += 32) {
+            __m256i first = n < count ? _mm256_loadu_si256((const __m256i *)(x + n * D + d)) : _mm256_setzero_si256();
+            __m256i second =
+                n + 1 < count ? _mm256_loadu_si256((const __m256i *)(x + (n + 1) * D + d)) : _mm256_setzero_si256();
+            _mm512_storeu_si512(to, side_by_side(first, second));
+        }
+}
+
+/* x [QUERIES, D] the other way round. */
+static void turn(const number *x, number *to) {
+    for (int64_t d = 0; d < D; d++)
+        for (int64_t q = 0; q < QUERIES; q++) to[d * QUERIES + q] = x[q * D + d];
+}
+
+/* `count` lines of D numbers, and zeros up to QUERIES. */
+static void take(const number *x, int64_t count, number *to) {
+    memcpy(to, x, count * D * sizeof *to);
+    memset(to + count * D, 0, (QUERIES - count) * D * sizeof *to);
+}
+
+/* As exp_of, but 0 where that is lost in any sum: numbers too small for a normal exponent are slow, above all to round. */
+static inline __m512 exp_lanes(__m512 x) {
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-64.0f), _CMP_GE_OQ);
+    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
+    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
+    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3981999507e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(8.3334519073e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(4.1665795894e-2f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.6666665459e-1f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.0000001201e-1f));
+    sum = _mm512_fmadd_ps(_mm512_mul_ps(sum, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+    return _mm512_maskz_scalef_ps(counts, sum, whole);
+}
+
+/* Scaled scores of one query from key s on, those beyond `keys` -inf. */
+static inline __m512 scaled(const float *scores, const number *mask, float scaling, int64_t s, int64_t keys) {
+    const __mmask16 real = LEFT(keys - s);
+    __m512 bias = _mm512_setzero_ps();
+    if (mask) {
+        __m256i read = _mm256_maskz_loadu_epi16(real, mask + s);
+        bias = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(read), 16));
+    }
+    __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(scaling), bias);
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), real, x);
+}
+
+static inline void put_lanes(number *to, __m512 x) {
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+static inline void put_pairs(number *to, __m512 first, __m512 second) {
+    _mm512_storeu_si512(to, side_by_side((__m256i)_mm512_cvtneps_pbh(first), (__m256i)_mm512_cvtneps_pbh(second)));
+}
+
+/* x [D, padded] the other way round, `count` lines of it. */
+static void put_turned(const float *x, int64_t count, int64_t padded, number *to) {
+    const __m512i lines = steps(padded);
+    for (int64_t s = 0; s < count; s++)
+        for (int64_t d = 0; d < D; d += 16, to += 16)
+            put_lanes(to, _mm512_i32gather_ps(lines, x + d * padded + s, 4));
+}
+
+/* The weights of one query, not yet divided by their sum; returns the sum, and the greatest score. */
+static float weigh(float *scores, const number *mask, float scaling, int64_t keys, int64_t padded, number *weights,
+                   float *greatest) {
+    __m512 top = _mm512_set1_ps(-1e30f), sum = _mm512_setzero_ps();
+    for (int64_t s = 0; s < padded; s += LANES) {
+        __m512 x = scaled(scores, mask, scaling, s, keys);
+        _mm512_storeu_ps(scores + s, x);
+        top = _mm512_max_ps(top, x);
+    }
+    *greatest = _mm512_reduce_max_ps(top);
+    for (int64_t s = 0; s < padded; s += LANES) {
+        __m512 x = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(*greatest)));
+        sum = _mm512_add_ps(sum, x);
+        put_lanes(weights + s, x);
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+/* query [R, K, Q, D]; keys, values [.., K, S, D] with strides of rows and heads given, of which row r has row at[r], or r
+ * where at is NULL; mask [R, Q, S], added to scores, its rows `mask_row` apart, or NULL. out [R, Q, K, D], logsum
+ * [R, Q, K]. */
+void attend_tiles(const number *query, const number *keys, const number *values, const number *mask, const int64_t *at,
+                  number *out, float *logsum, int64_t rows, int64_t heads, int64_t queries, int64_t count, int64_t keys_row,
+                  int64_t keys_head, int64_t values_row, int64_t values_head, int64_t mask_row, float scaling) {
+    const int64_t padded = ROUND(count), blocks = (queries + QUERIES - 1) / QUERIES, side = padded * D;
+    number *sides = aligned_alloc(64, rows * heads * 2 * side * sizeof *sides);
+#pragma omp parallel
+    {
+        number *weights = aligned_alloc(64, QUERIES * padded * sizeof *weights);
+        float *scores = aligned_alloc(64, QUERIES * padded * sizeof *scores);
+        number asked[QUERIES * D] __attribute__((aligned(64)));
+        float found[QUERIES * D] __attribute__((aligned(64)));
+        configure();
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < heads; k++) {
+                number *to = sides + (r * heads + k) * 2 * side;
+                int64_t held = at ? at[r] : r;
+                columns_of(keys + held * keys_row + k * keys_head, count, padded, to);
+                rows_of(values + held * values_row + k * values_head, count, padded, to + side);
+            }
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < heads; k++)
+                for (int64_t b = 0; b < blocks; b++) {
+                    const number *side_of = sides + (r * heads + k) * 2 * side;
+                    int64_t first = b * QUERIES, taken = queries - first < QUERIES ? queries - first : QUERIES;
+                    take(query + ((r * heads + k) * queries + first) * D, taken, asked);
+                    product(asked, D, side_of, scores, padded, QUERIES, padded, D, 0);
+                    float sums[QUERIES], top;
+                    for (int64_t q = 0; q < QUERIES; q++) {
+                        const number *seen = mask && q < taken ? mask + r * mask_row + (first + q) * count : NULL;
+                        sums[q] = weigh(scores + q * padded, seen, scaling, count, padded, weights + q * padded, &top);
+                        if (q < taken) logsum[(r * queries + first + q) * heads + k] = top + logf(sums[q]);
+                    }
+                    product(weights, padded, side_of + side, found, D, QUERIES, D, padded, 0);
+                    for (int64_t q = 0; q < taken; q++)
+                        for (int64_t d = 0; d < D; d++)
+                            out[((r * queries + first + q) * heads + k) * D + d] = put(found[q * D + d] / sums[q]);
+                }
+        _tile_release();
+        free(weights);
+        free(scores);
+    }
+    free(sides);
+}
+
+/* From weights, their gradients, and what both have in common (`along`), of two queries: the gradients of their scores. */
+static void pair_back(float *const scores[2], float *const gradients[2], const number *const mask[2],
+                      const float logsum[2], const float along[2], float scaling, int64_t keys, int64_t padded,
+                      number *weight_pairs, number *score_pairs, number *const of_scores[2]) {
+    for (int64_t s = 0; s < padded; s += LANES) {
+        __m512 weight[2], gradient[2];
+        for (int i = 0; i < 2; i++) {
+            __m512 x = scaled(scores[i], mask[i], scaling, s, keys);
+            weight[i] = exp_lanes(_mm512_sub_ps(x, _mm512_set1_ps(logsum[i])));
+            __m512 over = _mm512_sub_ps(_mm512_loadu_ps(gradients[i] + s), _mm512_set1_ps(along[i]));
+            gradient[i] = _mm512_mul_ps(_mm512_mul_ps(weight[i], over), _mm512_set1_ps(scaling));
+            put_lanes(of_scores[i] + s, gradient[i]);
+        }
+        put_pairs(weight_pairs + s / 16 * TILE_NUMBERS, weight[0], weight[1]);
+        put_pairs(score_pairs + s / 16 * TILE_NUMBERS, gradient[0], gradient[1]);
+    }
+}
+
+/* What the gradient of one (row, head) needs. */
+struct work {
+    number *key_columns, *value_columns, *key_rows, *weight_pairs, *score_pairs, *of_scores;
+    float *scores, *gradients, *of_keys, *of_values;
+};
+
+static struct work allocated(int64_t padded) {
+    number *numbers = aligned_alloc(64, (3 * D + 3 * QUERIES) * padded * sizeof *numbers);
+    float *floats = aligned_alloc(64, (2 * QUERIES + 2 * D) * padded * sizeof *floats);
+    number *after = numbers + 3 * D * padded;
+    float *sums = floats + 2 * QUERIES * padded;
+    return (struct work){numbers, numbers + D * padded, numbers + 2 * D * padded, after, after + QUERIES * padded,
+                         after + 2 * QUERIES * padded, floats, floats + QUERIES * padded, sums, sums + D * padded};
+}
+
+/* One block of queries: adds to the gradients of keys and values [D, padded], gives that of the queries [QUERIES, D]. */
+static void block_back(struct work w, const number *asked, const number *direction, const number *const *mask,
+                       const float *logsum, const float *along, float scaling, int64_t count, int64_t padded,
+                       float *of_query) {
+    number turned[QUERIES * D] __attribute__((aligned(64)));
+    product(asked, D, w.key_columns, w.scores, padded, QUERIES, padded, D, 0);
+    product(direction, D, w.value_columns, w.gradients, padded, QUERIES, padded, D, 0);
+    for (int64_t q = 0; q < QUERIES; q += 2) {
+        float *scores[2] = {w.scores + q * padded, w.scores + (q + 1) * padded};
+        float *gradients[2] = {w.gradients + q * padded, w.gradients + (q + 1) * padded};
+        number *of_scores[2] = {w.of_scores + q * padded, w.of_scores + (q + 1) * padded};
+        pair_back(scores, gradients, mask + q, logsum + q, along + q, scaling, count, padded,
+                  w.weight_pairs + q / 2 * 32, w.score_pairs + q / 2 * 32, of_scores);
+    }
+    turn(direction, turned);
+    product(turned, QUERIES, w.weight_pairs, w.of_values, padded, D, padded, QUERIES, 1);
+    turn(asked, turned);
+    product(turned, QUERIES, w.score_pairs, w.of_keys, padded, D, padded, QUERIES, 1);
+    product(w.of_scores, padded, w.key_rows, of_query, D, QUERIES, D, padded, 0);
+}
+
+/* The gradients of `attend_tiles` in queries [R, K, Q, D], keys and values [R, K, S, D], from that in its result
+ * [R, Q, K, D]; `out` and `logsum` are what it gave. Each row's keys and values have gradients of their own, even
+ * where rows share them. */
+void attend_tiles_back(const number *query, const number *keys, const number *values, const number *mask,
+                       const number *out, const float *logsum, const number *direction, number *of_query,
+                       number *of_keys, number *of_values, int64_t rows, int64_t heads, int64_t queries, int64_t count,
+                       int64_t keys_row, int64_t keys_head, int64_t values_row, int64_t values_head, int64_t mask_row,
+                       float scaling) {
+    const int64_t padded = ROUND(count);
+#pragma omp parallel
+    {
+        struct work w = allocated(padded);
+        number asked[QUERIES * D] __attribute__((aligned(64))), wanted[QUERIES * D] __attribute__((aligned(64)));
+        float found[QUERIES * D] __attribute__((aligned(64)));
+        configure();
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < heads; k++) {
+                const number *key = keys + r * keys_row + k * keys_head;
+                columns_of(key, count, padded, w.key_columns);
+                rows_of(key, count, padded, w.key_rows);
+                columns_of(values + r * values_row + k * values_head, count, padded, w.value_columns);
+                memset(w.of_keys, 0, D * padded * sizeof *w.of_keys);
+                memset(w.of_values, 0, D * padded * sizeof *w.of_values);
+                for (int64_t first = 0; first < queries; first += QUERIES) {
+                    int64_t taken = queries - first < QUERIES ? queries - first : QUERIES;
+                    int64_t begin = (r * heads + k) * queries + first;
+                    const number *seen[QUERIES];
+                    float sums[QUERIES], along[QUERIES];
+                    take(query + begin * D, taken, asked);
+                    memset(wanted, 0, sizeof wanted);
+                    for (int64_t q = 0; q < QUERIES; q++) {
+                        int64_t at = (r * queries + first + q) * heads + k;
+                        seen[q] = mask && q < taken ? mask + r * mask_row + (first + q) * count : NULL;
+                        sums[q] = q < taken ? logsum[at] : INFINITY; /* no weight at all */
+                        along[q] = 0.0f;
+                        if (q >= taken) continue;
+                        memcpy(wanted + q * D, direction + at * D, D * sizeof *wanted);
+                        for (int64_t d = 0; d < D; d++) along[q] += get(wanted[q * D + d]) * get(out[at * D + d]);
+                    }
+                    block_back(w, asked, wanted, seen, sums, along, scaling, count, padded, found);
+                    for (int64_t i = 0; i < taken * D; i++) of_query[begin * D + i] = put(found[i]);
+                }
+                put_turned(w.of_keys, count, padded, of_keys + (r * heads + k) * count * D);
+                put_turned(w.of_values, count, padded, of_values + (r * heads + k) * count * D);
+            }
+        _tile_release();
+        free(w.key_columns);
+        free(w.scores);
+    }
+}
+#else
+int tiles(void) { return 0; }
+#endif
