@@ -61,13 +61,13 @@ def test_C09_update_does_not_depend_on_the_micro_batches(kit):
         assert norm == pytest.approx(results[0][1], rel=1e-5)
 
 
-def test_memory_is_given_back_after_every_micro_batch(kit, monkeypatch):
+def test_memory_is_given_back_between_micro_batches(kit, monkeypatch):
     """Otherwise the holes that batches of different shapes leave add up over an update."""
     calls = []
     monkeypatch.setattr("deedrl.training.optimiser.give_back", lambda: calls.append(1))
     samples = kit.family()
     sft(Learner(kit.load()), samples, micro_batch_tokens=1)
-    assert len(calls) == len(pack(samples, micro_batch_tokens=1)) > 1
+    assert len(calls) == len(pack(samples, micro_batch_tokens=1)) - 1 > 1
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])
