@@ -13,6 +13,7 @@ from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.policy import CompletionRequest
 from deedrl.training.advantages import grpo
 from deedrl.training.backend import LogprobModel
+from deedrl.training.credit import Comparison
 from deedrl.training.learner import Learner
 from deedrl.training.losses import Silent
 from deedrl.training.policy_gradient import PolicyUpdate, mini_batches, update_policy
@@ -285,7 +286,7 @@ def test_grpo_raises_the_mean_reward_of_a_one_step_job(kit):
     for step in range(20):
         episodes = sampled(kit, loaded, count=24, max_tokens=1, step=step)
         rewards.append(sum(episode.reward for episode in episodes) / len(episodes))
-        selection = select([kit.group(episodes)], grpo, threshold=1e-6, max_tokens=999)
+        selection = select([kit.group(episodes)], Comparison(grpo), max_tokens=999)
         update_policy(learner, selection.samples, settings(learning_rate=3e-3), None)
     assert rewards[0] < 0.75
     assert sum(rewards[-3:]) / 3 > 0.9

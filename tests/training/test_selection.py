@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deedrl.training.advantages import dr_grpo, grpo
-from deedrl.training.selection import group_has_signal, group_trajectories, select
+from deedrl.training.credit import Comparison, has_signal
+from deedrl.training.selection import group_trajectories, select
 from deedrl.types import Failure, TrajectoryGroup
 
 ONE_TURN = (((5, 6), (7, 8)),)
@@ -14,7 +15,8 @@ TWO_TURNS = (((5, 6), (7, 8)), ((9,), (7, 8)))
 
 def chosen(kit, trajectories, estimator=dr_grpo, **options):
     options = {"threshold": 1e-6, "max_tokens": 99} | options
-    return select(group_trajectories(trajectories), estimator, **options)
+    comparison = Comparison(estimator, options.pop("threshold"))
+    return select(group_trajectories(trajectories), comparison, **options)
 
 
 def advantage_of(selection):
@@ -75,8 +77,8 @@ def test_C14_zero_variance_threshold_is_a_setting(kit):
     assert chosen(kit, near).counts.zero_variance == 0
     assert chosen(kit, near, threshold=0.02).counts.zero_variance == 1
     [group] = group_trajectories(near)
-    assert group_has_signal(group, 1e-6)
-    assert not group_has_signal(group, 0.02)
+    assert has_signal(Comparison(grpo, 1e-6).advantages(group))
+    assert not has_signal(Comparison(grpo, 0.02).advantages(group))
 
 
 def test_C20_baseline_is_per_episode_whatever_the_number_of_turns(kit):

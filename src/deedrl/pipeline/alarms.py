@@ -19,6 +19,8 @@ CUT_SHARE = 0.9
 """Share of completions cut by the limit from which on that is named as the reason for a step without signal."""
 BOOTSTRAPPED_SHARE = 0.5
 """Share of episodes that a limit cut from which on PPO says so."""
+ANCHORED_SHARE = 0.05
+"""Share of turns after the first in whose state a sibling was too, below which credit by anchors says so."""
 TIMEOUT_SHARE = 0.02
 """Share of episodes that ran out of time from which on that is said: they count as not solved."""
 
@@ -92,7 +94,20 @@ def step_reward_alarm(unused: int, episodes: int) -> str | None:
         return None
     return (
         f"the environment pays for single steps in {unused} of {episodes} episodes, and this stage learns from the "
-        "whole episode's reward alone; make it a term of the rubric, or train with ppo and step_reward_weight above 0"
+        "whole episode's reward alone; set step_reward_weight above 0 (in grpo with credit: returns or anchors, so that "
+        "it reaches the turn that earned it), or make it a term of the rubric"
+    )
+
+
+def anchor_alarm(figures: Mapping[str, float]) -> str | None:
+    """Speaks when credit by anchors finds hardly any turn to compare with another."""
+    share = figures.get("anchored_share", 1.0)
+    if share >= ANCHORED_SHARE:
+        return None
+    return (
+        f"a sibling was in the state of {share:.0%} of the turns after the first, so credit by anchors comes to little "
+        "more than credit by outcome; let state_hash leave out what does not matter, and tools give answers that are "
+        "alike where the state is, or set credit to outcome or returns"
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
 
-from deedrl.pipeline.alarms import logprob_gap_alarm, signal_alarm, step_reward_alarm
+from deedrl.pipeline.alarms import anchor_alarm, logprob_gap_alarm, signal_alarm, step_reward_alarm
 from deedrl.pipeline.online import (
     TaskSource,
     staleness,
@@ -22,14 +22,28 @@ from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.training import advantages
-from deedrl.training.episodes import has_step_rewards
+from deedrl.training.credit import (
+    Comparison,
+    Credit,
+    anchor_credit,
+    anchored_turns,
+    has_signal,
+    outcome_credit,
+    return_credit,
+)
 from deedrl.training.learner import Learner
 from deedrl.training.losses import Silent
 from deedrl.training.policy_gradient import update_policy
-from deedrl.training.selection import SelectionCounts, group_has_signal, group_trajectories, select
+from deedrl.training.selection import SelectionCounts, group_trajectories, select
+from deedrl.training.turn_rewards import has_step_rewards, turn_rewards
 from deedrl.types import Task, Trajectory, TrajectoryGroup
 
 ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
+CREDITS: Mapping[str, Callable[[Grpo], Credit]] = {
+    "outcome": lambda stage: outcome_credit,
+    "returns": lambda stage: partial(return_credit, gamma=stage.gamma),
+    "anchors": lambda stage: partial(anchor_credit, gamma=stage.gamma, anchor_weight=stage.anchor_weight),
+}
 
 Sampled = tuple[list[TrajectoryGroup], dict[str, float]]
 """The groups of a step, and figures of its episodes."""
@@ -54,6 +68,16 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
     )
 
 
+def comparison(stage: Grpo) -> Comparison:
+    """How the stage compares siblings."""
+    return Comparison(
+        estimator=ESTIMATORS[stage.advantage],
+        threshold=stage.zero_variance_threshold,
+        credit=CREDITS[stage.credit](stage),
+        rewards=partial(turn_rewards, step_weight=stage.step_reward_weight),
+    )
+
+
 # ---------------------------------------------------------------- one step
 
 
@@ -64,8 +88,7 @@ def _update(
     groups, figures = sampled
     selection = select(
         groups,
-        ESTIMATORS[stage.advantage],
-        threshold=stage.zero_variance_threshold,
+        comparison(stage),
         max_tokens=session.recipe.limits.max_tokens_per_episode,
         keep_zero_variance=stage.kl_on_zero_variance,
     )
@@ -84,13 +107,19 @@ def _update(
     episodes = [t for group in groups for t in group.trajectories if t.episode_id in trained]
     behind = staleness(stage.title, step, episodes)
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
-    paid = sum(has_step_rewards(trajectory) for group in groups for trajectory in group.trajectories)
-    unused = step_reward_alarm(paid, sum(len(group.trajectories) for group in groups))
-    # Against older weights the gap is what the policy has learnt since.
-    warn(session, stage.title, no_signal, unused, None if behind else logprob_gap_alarm(updated))
+    credited = credit_figures(stage, groups)
+    warn(
+        session,
+        stage.title,
+        no_signal,
+        *credit_alarms(stage, groups, credited),
+        # Against older weights the gap is what the policy has learnt since.
+        None if behind else logprob_gap_alarm(updated),
+    )
     return (
         figures
         | updated
+        | credited
         | {
             "learning_rate": rate,
             "staleness": behind,
@@ -101,6 +130,23 @@ def _update(
             "too_long_samples": float(counts.samples.too_long),
         }
     )
+
+
+def credit_figures(stage: Grpo, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """With credit by anchors, the share of turns after the first in whose state a sibling was too."""
+    if stage.credit != "anchors":
+        return {}
+    found = [anchored_turns(group.trajectories) for group in groups]
+    return {"anchored_share": sum(shared for shared, _ in found) / max(sum(turns for _, turns in found), 1)}
+
+
+def credit_alarms(
+    stage: Grpo, groups: Sequence[TrajectoryGroup], credited: Mapping[str, float]
+) -> tuple[str | None, str | None]:
+    """What is said of rewards of single steps that are not used, and of credit that finds nothing to compare."""
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    paid = 0 if stage.step_reward_weight else sum(map(has_step_rewards, episodes))
+    return step_reward_alarm(paid, len(episodes)), anchor_alarm(credited)
 
 
 def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
@@ -126,6 +172,6 @@ def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Tas
         whole, broken = drop_broken_groups(played)
         dropped += broken.groups
         for group in group_trajectories(whole):
-            has_signal = group_has_signal(group, stage.zero_variance_threshold)
-            (kept if has_signal else silent).append(group)
+            telling = has_signal(comparison(stage).advantages(group))
+            (kept if telling else silent).append(group)
     return kept + silent, episode_figures(episodes, dropped)

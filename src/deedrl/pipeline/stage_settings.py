@@ -166,6 +166,15 @@ class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
     """Group mean and std; group mean only; leave-one-out mean."""
     zero_variance_threshold: NonNegative = 1e-6
     """A group whose rewards spread (standard deviation) by less than this carries no signal."""
+    credit: Literal["outcome", "returns", "anchors"] = "outcome"
+    """What a turn is compared by: the whole episode; what came from the turn on; both the whole episode and what came
+    from the turn on where siblings were in the same state (GiGPO)."""
+    gamma: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Discount of each turn in what came from a turn on."""
+    anchor_weight: NonNegative = 1.0
+    """With credit ``anchors``, weight of the comparison within a state beside that of whole episodes."""
+    step_reward_weight: NonNegative = 0.0
+    """Weight of what the environment pays for single steps, beside the episode's reward; 0 leaves it out."""
     refill_attempts: Count = 1
     """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
 
@@ -174,6 +183,12 @@ class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
             self.group_size >= 2,
             f"{path}.group_size",
             f"expected at least 2, got {self.group_size}; a group-relative advantage compares siblings",
+        )
+        require(
+            self.gamma == 1 or self.credit != "outcome",
+            f"{path}.gamma",
+            f"expected 1 with credit outcome, which looks at no single turn, got {self.gamma:g}; set credit to returns "
+            "or anchors",
         )
         super().validate(path)
 
