@@ -1,18 +1,19 @@
 """How many updates each estimator needs on a job whose horizon grows, with a policy that is a table.
 
     python benchmarks/learning_table.py [--horizons 2 4 8 12] [--seeds 10] [--rates 0.05 0.1 0.2 0.4] [--updates 300]
-        [--methods grpo rloo ppo ...] [--json FILE]
+        [--methods grpo rloo ...] [--json FILE] [--noise [--groups 500]]
 
 The job: the first turn takes one of four keys, and one fits. Every later turn is routine: one of four ways leads on,
-and the policy takes it with 70 % to begin with, as after a cold start. Every second slip does harm, and none is noticed:
-only at the end of the corridor the door opens or does not. So successes hold slips and failures hold right steps. What
-the policy looks at is its place in the corridor, so what it learns with a wrong key it uses with the right one. States
-(place, key, harm done or not) recur among siblings. All is exact but the episodes: the completion rate of the table is
-computed, not estimated.
+and the policy takes it with 70 % to begin with, as after a cold start. Every second slip does harm, and none is
+noticed: only at the end of the corridor the door opens or does not. So successes hold slips and failures hold right
+steps. What the policy looks at is its place in the corridor, so what it learns with a wrong key it uses with the right
+one. States (place, key, harm done or not) recur among siblings. All is exact but the episodes: the completion rate of
+the table is computed, not estimated.
 
 Credit, losses, packing and the optimiser are those of training, called as the stages call them; only the model is a
 table, which reads the state from the token in front of an action. Printed are the updates until 90 % completion, mean
-and range over seeds, each method with the best of the learning rates on each horizon. Minutes on two cores.
+and range over seeds, each method with the best of the learning rates on each horizon. With `--noise` it prints instead
+how many groups it takes until the noise of their mean gradient is as large as the gradient. Minutes on two cores.
 """
 
 from __future__ import annotations
@@ -77,16 +78,25 @@ class Corridor:
         """What the policy sees of states."""
         return torch.where(states == 0, 0, 1 + (states - 1) // (ACTIONS * 2))
 
-    def start(self) -> Tensor:
-        """Logits [places, actions] of the policy after its cold start."""
-        logits = torch.zeros(self.horizon, ACTIONS)
-        logits[1:, RIGHT] = math.log(ROUTINE / (1 - ROUTINE) * (ACTIONS - 1))
-        return logits
+    def logits(self, key: float, routine: float) -> Tensor:
+        """Logits [places, actions] of a policy that takes the right key and the right way with these chances."""
+        right = torch.tensor([key] + [routine] * (self.horizon - 1))
+        others = torch.zeros(self.horizon, ACTIONS - 1)
+        return torch.cat([(right / (1 - right) * (ACTIONS - 1)).log()[:, None], others], dim=1)
+
+    def values(self, logits: Tensor) -> Tensor:
+        """What each state is worth under a policy."""
+        right = logits.detach().softmax(-1)[:, RIGHT]
+        passed = right + FORGIVEN * (1 - right)
+        values = torch.zeros(self.states)
+        values[0] = right[0] * passed[1:].prod()
+        for place in range(1, self.horizon):
+            values[1 + ((place - 1) * ACTIONS + RIGHT) * 2] = passed[place:].prod()
+        return values
 
     def completion(self, logits: Tensor) -> float:
         """Chance that the door opens."""
-        right = logits.detach().double().softmax(-1)[:, RIGHT]
-        return float(right[0] * (right[1:] + FORGIVEN * (1 - right[1:])).prod())
+        return float(self.values(logits)[0])
 
     def play(self, logits: Tensor, generator: torch.Generator) -> list[Trajectory]:
         """Groups of siblings, as the runner records episodes; each turn is one token."""
@@ -99,9 +109,7 @@ class Corridor:
         rows = zip(drawn.tolist(), chosen.tolist(), harmed.tolist(), strict=True)
         return [self._episode(f"t{i // SIBLINGS}", f"e{i}", *row) for i, row in enumerate(rows)]
 
-    def _episode(
-        self, task: str, name: str, taken: list[int], logprobs: list[float], harmed: list[bool]
-    ) -> Trajectory:
+    def _episode(self, task: str, name: str, taken: list[int], logprobs: list[float], harmed: list[bool]) -> Trajectory:
         steps = []
         states = self.states_on(taken, [False, *harmed[1:]])
         for turn, (state, action, logprob) in enumerate(zip(states, taken, logprobs, strict=True)):
@@ -139,9 +147,9 @@ class Corridor:
 class TablePolicy:
     """A table of logits that takes updates as `Learner` does."""
 
-    def __init__(self, job: Corridor) -> None:
+    def __init__(self, job: Corridor, key: float = 1 / ACTIONS, routine: float = ROUTINE) -> None:
         self.job = job
-        self.logits = nn.Parameter(job.start())
+        self.logits = nn.Parameter(job.logits(key, routine))
         self.optimiser = Optimiser({"logits": self.logits})
 
     def logprobs(self, batch: Batch) -> Tensor:
@@ -164,10 +172,10 @@ class TablePolicy:
 class TableCritic:
     """A policy and a table of values that take updates as `ActorCritic` does."""
 
-    def __init__(self, policy: TablePolicy) -> None:
+    def __init__(self, policy: TablePolicy, values: Tensor | None) -> None:
         self.policy = policy
         self.critic = self
-        self.table = nn.Parameter(torch.zeros(policy.job.states))
+        self.table = nn.Parameter(torch.zeros(policy.job.states) if values is None else values)
         self.optimiser = Optimiser({"values": self.table})
 
     def values(self, batches: Sequence[Batch]) -> list[StateValues]:
@@ -208,8 +216,8 @@ def settings(rate: float) -> PolicyUpdate:
     )
 
 
-def by_comparison(comparison: Comparison, policy: TablePolicy, rate: float) -> Learn:
-    """As the stage `grpo` learns from the episodes of a step."""
+def by_comparison(comparison: Comparison, policy: TablePolicy, rate: float, values: Tensor | None = None) -> Learn:
+    """As the stage `grpo` learns from the episodes of a step; nobody asks for values."""
 
     def learn(episodes: list[Trajectory]) -> Any:
         selection = select(group_trajectories(episodes), comparison, max_tokens=1000)
@@ -219,9 +227,9 @@ def by_comparison(comparison: Comparison, policy: TablePolicy, rate: float) -> L
     return learn
 
 
-def by_critic(lam: float, policy: TablePolicy, rate: float) -> Learn:
-    """As the stage `ppo` does; one update a step, as the others have it."""
-    learner, order = TableCritic(policy), Random(0)
+def by_critic(lam: float, policy: TablePolicy, rate: float, values: Tensor | None = None) -> Learn:
+    """As the stage `ppo` does, with one update a step, as the others have it; `values` are known from the start."""
+    learner, order = TableCritic(policy, values), Random(0)
     chosen = PpoUpdate(
         policy=settings(rate),
         critic_learning_rate=0.1,
@@ -239,7 +247,7 @@ def by_critic(lam: float, policy: TablePolicy, rate: float) -> Learn:
 
 
 ANCHORS = partial(anchor_credit, gamma=1.0, anchor_weight=1.0)
-METHODS: dict[str, Callable[[TablePolicy, float], Learn]] = {
+METHODS: dict[str, Callable[..., Learn]] = {
     "grpo": partial(by_comparison, Comparison(advantages.grpo)),
     "rloo": partial(by_comparison, Comparison(advantages.rloo)),
     "grpo + anchors": partial(by_comparison, Comparison(advantages.grpo, credit=ANCHORS)),
@@ -285,6 +293,56 @@ def shown(found: dict[str, Any]) -> str:
     return f"{fmean(reached):.0f} ({min(reached)} to {max(reached)}{part}; {rate:g})"
 
 
+# ------------------------------------------------------------ noise
+
+
+class Recorder(TablePolicy):
+    """A table that notes gradients and stays as it is."""
+
+    gradient: Tensor | None = None
+
+    def update(
+        self, batches: Sequence[Batch], loss: Loss, *, learning_rate: float, max_grad_norm: float
+    ) -> UpdateStats:
+        [self.gradient] = torch.autograd.grad(
+            sum(loss(batch, self.logprobs(batch)) for batch in batches), [self.logits]
+        )
+        return UpdateStats(loss=0.0, grad_norm=0.0, empty=False)
+
+
+def noise_scale(method: str, horizon: int, key: float, routine: float, groups: int) -> float:
+    """tr(covariance) / |mean|^2 of the gradient of one group (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.9).
+
+    The critic of methods that have one knows the true values.
+    """
+    policy = Recorder(Corridor(horizon), key, routine)
+    generator = torch.Generator().manual_seed(horizon)
+    each = []
+    for _ in range(groups):
+        policy.gradient = torch.zeros_like(policy.logits)  # stays where a group has no signal
+        learn = METHODS[method](policy, 0.0, policy.job.values(policy.logits))
+        learn(policy.job.play(policy.logits, generator))
+        each.append(policy.gradient)
+    found = torch.stack(each).double()
+    spread = float(found.var(0).sum())
+    return spread / (float(found.mean(0).square().sum()) - spread / groups)
+
+
+POLICIES = {"at the start": (1 / ACTIONS, ROUTINE), "key known": (0.97, ROUTINE), "near the end": (0.97, 0.95)}
+"""The chances of the right key and of the right way."""
+
+
+def print_noise(methods: Sequence[str], horizons: Sequence[int], groups: int) -> list[dict[str, Any]]:
+    found = []
+    print("groups of 8 until noise is as large as the gradient")
+    for name, (key, routine) in POLICIES.items():
+        for method in methods:
+            scales = [noise_scale(method, horizon, key, routine, groups) for horizon in horizons]
+            print(f"| {name} | {method} | {' | '.join(f'{scale:.1f}' for scale in scales)} |", flush=True)
+            found.append({"policy": name, "method": method, "horizons": list(horizons), "noise": scales})
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Updates until 90 % completion, by estimator and horizon.")
     parser.add_argument("--horizons", type=int, nargs="+", default=[2, 4, 8, 12])
@@ -295,16 +353,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=300, help="a run ends after so many")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--json", type=Path, help="write every run's figures there as well")
+    parser.add_argument("--noise", action="store_true", help="the noise of gradients in place of learning")
+    parser.add_argument("--groups", type=int, default=500, help="groups that noise is measured on")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    found = print_noise(options.methods, options.horizons, options.groups) if options.noise else print_table(options)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def print_table(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     print(f"updates of {GROUPS * SIBLINGS} episodes until {TARGET:.0%}: mean (range; learning rate)")
     for method in options.methods:
         cells = [cell(method, horizon, options.rates, options.seeds, options.updates) for horizon in options.horizons]
         found += cells
         print(f"| {method} | {' | '.join(map(shown, cells))} |", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ def test_advantages_lie_on_the_tokens_of_their_turn_in_split_episodes_too(kit, c
     a, b, c = of_turns
     assert one.advantages == (0, a, a, 0, b, b)
     assert other.advantages == (0, c, c)
-    # Only the longer sample is left out: the other keeps its own turn's.
-    [kept, _] = select([kit.group(episodes)], chosen, max_tokens=5).samples if False else (other, one)
+    # The longer samples are left out: what is kept has its own turn's.
+    [kept] = select([kit.group(episodes)], chosen, max_tokens=5).samples
     assert kept.advantages == (0, c, c)
 
 

@@ -174,7 +174,7 @@ def starts(path):
 
 
 def test_bias_of_anchors_is_that_of_states_others_miss_and_falls_with_the_group():
-    """In pairs relative to 1 + weight times the gradient; with n siblings 1 - (1 - visited)^(n - 1) of a part counts."""
+    """Relative to 1 + weight times the gradient; of n siblings' states 1 - (1 - visited)^(n - 1) of a part counts."""
     exact = gradient_with_limit(LOGITS, LIMIT)
     visited = [sum(path.probability for path in PATHS if state in starts(path)) for state in range(STATES)]
 
