@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -247,11 +246,13 @@ def by_critic(lam: float, policy: TablePolicy, rate: float, values: Tensor | Non
 
 
 ANCHORS = partial(anchor_credit, gamma=1.0, anchor_weight=1.0)
+MOSTLY_ANCHORS = partial(anchor_credit, gamma=1.0, anchor_weight=4.0)
 METHODS: dict[str, Callable[..., Learn]] = {
     "grpo": partial(by_comparison, Comparison(advantages.grpo)),
     "rloo": partial(by_comparison, Comparison(advantages.rloo)),
     "grpo + anchors": partial(by_comparison, Comparison(advantages.grpo, credit=ANCHORS)),
     "rloo + anchors": partial(by_comparison, Comparison(advantages.rloo, credit=ANCHORS)),
+    "rloo + 4 anchors": partial(by_comparison, Comparison(advantages.rloo, credit=MOSTLY_ANCHORS)),
     "ppo, lambda 1": partial(by_critic, 1.0),
     "ppo, lambda 0.9": partial(by_critic, 0.9),
 }
@@ -304,6 +305,7 @@ class Recorder(TablePolicy):
     def update(
         self, batches: Sequence[Batch], loss: Loss, *, learning_rate: float, max_grad_norm: float
     ) -> UpdateStats:
+        shares = [loss(batch, self.logprobs(batch)) for batch in batches]
         [self.gradient] = torch.autograd.grad(
             sum(loss(batch, self.logprobs(batch)) for batch in batches), [self.logits]
         )

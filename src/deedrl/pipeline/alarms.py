@@ -94,8 +94,8 @@ def step_reward_alarm(unused: int, episodes: int) -> str | None:
         return None
     return (
         f"the environment pays for single steps in {unused} of {episodes} episodes, and this stage learns from the "
-        "whole episode's reward alone; set step_reward_weight above 0 (in grpo with credit returns or anchors, or it will "
-        "not be told which turn earned it), or make it a term of the rubric"
+        "whole episode's reward alone; set step_reward_weight above 0 (in grpo with credit returns or anchors, or it "
+        "will not be told which turn earned it), or make it a term of the rubric"
     )
 
 
