@@ -306,9 +306,7 @@ class Recorder(TablePolicy):
         self, batches: Sequence[Batch], loss: Loss, *, learning_rate: float, max_grad_norm: float
     ) -> UpdateStats:
         shares = [loss(batch, self.logprobs(batch)) for batch in batches]
-        [self.gradient] = torch.autograd.grad(
-            sum(loss(batch, self.logprobs(batch)) for batch in batches), [self.logits]
-        )
+        [self.gradient] = torch.autograd.grad(torch.stack(shares).sum(), [self.logits])
         return UpdateStats(loss=0.0, grad_norm=0.0, empty=False)
 
 

@@ -21,8 +21,9 @@ from deedrl.config import (
     Share,
     require,
 )
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.stage_base import OnlineSettings, Schedule, StageSettings
+from deedrl.pipeline.stage_base import Schedule, StageSettings
 from deedrl.types import Split
 
 PromptPerturbation = Literal["plain", "tool_order", "distractor"]
@@ -151,46 +152,6 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
             f"{path}.validate_from",
             f"expected at most steps ({self.steps}) where target_completion is set, got {self.validate_from}",
         )
-
-
-class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
-    """Online policy optimisation with group-relative advantages."""
-
-    kind: ClassVar[str] = "grpo"
-
-    group_size: Many = 6
-    """Sibling trajectories of one task; at least 2, for an advantage compares siblings."""
-    kl_on_zero_variance: bool = False
-    """Whether the KL term also acts on groups without a reward signal."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Group mean and std; group mean only; leave-one-out mean."""
-    zero_variance_threshold: NonNegative = 1e-6
-    """A group whose rewards spread (standard deviation) by less than this carries no signal."""
-    credit: Literal["outcome", "returns", "anchors"] = "outcome"
-    """What a turn is compared by: the whole episode; what came from the turn on; both the whole episode and what came
-    from the turn on where siblings were in the same state (GiGPO)."""
-    gamma: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Discount of each turn in what came from a turn on."""
-    anchor_weight: NonNegative = 1.0
-    """With credit ``anchors``, weight of the comparison within a state beside that of whole episodes."""
-    step_reward_weight: NonNegative = 0.0
-    """Weight of what the environment pays for single steps, beside the episode's reward; 0 leaves it out."""
-    refill_attempts: Count = 1
-    """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
-
-    def validate(self, path: str) -> None:
-        require(
-            self.group_size >= 2,
-            f"{path}.group_size",
-            f"expected at least 2, got {self.group_size}; a group-relative advantage compares siblings",
-        )
-        require(
-            self.gamma == 1 or self.credit != "outcome",
-            f"{path}.gamma",
-            f"expected 1 with credit outcome, which looks at no single turn, got {self.gamma:g}; set credit to returns "
-            "or anchors",
-        )
-        super().validate(path)
 
 
 class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):

@@ -13,12 +13,12 @@ those of the environment together with what the policy has been told, see `ancho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from deedrl.training.advantages import ZERO_VARIANCE, Estimator, Rewards
 from deedrl.training.turn_rewards import discounted, turn_rewards, usable_reward
-from deedrl.types import Trajectory, TrajectoryGroup
+from deedrl.types import TerminationReason, Trajectory, TrajectoryGroup
 
 Rows = Sequence[list[float]]
 """One row for each sibling, one number for each of its turns."""
@@ -87,12 +87,28 @@ class Comparison:
     rewards: Callable[[Trajectory], list[float]] = turn_rewards
     """The reward of each turn of a scored episode."""
 
+    left_out: Collection[TerminationReason] = ()
+    """Endings of episodes that are not compared."""
+    penalties: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By episode id what is taken from the reward of each turn, in groups that their rewards alone tell apart."""
+
+    def compares(self, trajectory: Trajectory) -> bool:
+        """Whether the episode is compared: it was scored, sampled freely and not ended by what is left out."""
+        return usable_reward(trajectory) is not None and trajectory.termination not in self.left_out
+
     def advantages(self, group: TrajectoryGroup) -> list[list[float] | None]:
-        """Of the turns of each episode; None of one that is not compared (unscored, errored, guided)."""
-        usable = [usable_reward(trajectory) is not None for trajectory in group.trajectories]
-        siblings = [trajectory for trajectory, used in zip(group.trajectories, usable, strict=True) if used]
-        found = iter(self.credit(siblings, [self.rewards(trajectory) for trajectory in siblings], self._estimate))
-        return [next(found) if used else None for used in usable]
+        """Of the turns of each episode; None of one that is not compared."""
+        siblings = [trajectory for trajectory in group.trajectories if self.compares(trajectory)]
+        rewards = [self.rewards(trajectory) for trajectory in siblings]
+        found = self.credit(siblings, rewards, self._estimate)
+        if self.penalties and has_signal(found):
+            found = self.credit(siblings, list(map(self._less, siblings, rewards)), self._estimate)
+        of_sibling = iter(found)
+        return [next(of_sibling) if self.compares(trajectory) else None for trajectory in group.trajectories]
+
+    def _less(self, trajectory: Trajectory, rewards: Sequence[float]) -> list[float]:
+        taken = self.penalties.get(trajectory.episode_id, [0.0] * len(rewards))
+        return [reward - less for reward, less in zip(rewards, taken, strict=True)]
 
     def _estimate(self, rewards: Rewards) -> list[float]:
         return self.estimator(rewards, self.threshold)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from deedrl.training.credit import Comparison, has_signal
+from deedrl.training.gae import whitened
 from deedrl.training.samples import SampleCounts, TrainingSample, collect_samples
-from deedrl.training.turn_rewards import is_guided
+from deedrl.training.turn_rewards import is_guided, usable_reward
 from deedrl.types import Record, Trajectory, TrajectoryGroup
 
 
@@ -28,6 +29,8 @@ class SelectionCounts(Record, frozen=True):
     """Episodes without a reward inside groups; masked, not counted as 0."""
     guided: int = 0
     """Episodes sampled under constraints, which are not samples of this policy; masked."""
+    left_out: int = 0
+    """Scored episodes that a limit cut, where the stage leaves these out; masked."""
     samples: SampleCounts = SampleCounts()
 
 
@@ -57,12 +60,13 @@ def select(
     chosen: list[Trajectory] = []
     advantages_of: dict[str, list[float]] = {}
     silent: list[Trajectory] = []
-    zero = small = unscored = guided = 0
+    zero = small = unscored = guided = left_out = 0
     for group in groups:
         found = comparison.advantages(group)
         compared = [(t, turns) for t, turns in zip(group.trajectories, found, strict=True) if turns is not None]
         guided += sum(is_guided(trajectory) for trajectory in group.trajectories)
         unscored += sum(trajectory.reward is None for trajectory in group.trajectories)
+        left_out += sum(usable_reward(trajectory) is not None for trajectory in group.trajectories) - len(compared)
         if not has_signal(found):
             small += len(compared) < 2
             zero += len(compared) >= 2
@@ -85,13 +89,30 @@ def select(
             too_small=small,
             unscored=unscored,
             guided=guided,
+            left_out=left_out,
             samples=counts,
         ),
     )
 
 
+def whitened_samples(samples: Sequence[TrainingSample], silent_tokens: int) -> list[TrainingSample]:
+    """Samples whose advantages have mean 0 and standard deviation 1 over the step's action tokens.
+
+    Tokens of episodes without a signal are part of the step with advantage 0. With group means subtracted before, it is
+    the baseline variant of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262).
+    """
+    rows = [[a for a, action in zip(s.advantages, s.action_mask, strict=True) if action] for s in samples]
+    changed = whitened([*rows, [0.0] * silent_tokens])[: len(samples)]
+    return [_with_tokens(sample, row) for sample, row in zip(samples, changed, strict=True)]
+
+
 def _with_advantages(sample: TrainingSample, of_turn: Sequence[float]) -> TrainingSample:
     """The sample with each turn's advantage on the turn's action tokens."""
-    of_token = iter([of_turn[turn] for turn, tokens in sample.turns for _ in range(tokens)])
+    return _with_tokens(sample, [of_turn[turn] for turn, tokens in sample.turns for _ in range(tokens)])
+
+
+def _with_tokens(sample: TrainingSample, advantages: Sequence[float]) -> TrainingSample:
+    """The sample with one advantage for each of its action tokens."""
+    of_token = iter(advantages)
     per_token = tuple(next(of_token) if action else 0.0 for action in sample.action_mask)
     return msgspec.structs.replace(sample, advantages=per_token)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from deedrl.types import Step, TerminationReason, Trajectory
 
 
@@ -31,17 +34,43 @@ def has_step_rewards(trajectory: Trajectory) -> bool:
     return any(step_reward(trajectory, step) for step in trajectory.steps)
 
 
-def turn_rewards(trajectory: Trajectory, *, step_weight: float = 0.0) -> list[float]:
+class Overlong(NamedTuple):
+    """A penalty for conversations near the limit of tokens (DAPO's soft punishment, arXiv 2503.14476, eq. 13)."""
+
+    limit: int
+    buffer: int
+    penalty: float
+
+    def __call__(self, trajectory: Trajectory) -> float:
+        """0 up to `buffer` tokens before the limit, then rising to `penalty` at the limit and beyond."""
+        over = context_tokens(trajectory) - (self.limit - self.buffer)
+        return self.penalty * min(max(over / self.buffer, 0.0), 1.0)
+
+
+def context_tokens(trajectory: Trajectory) -> int:
+    """Tokens of the conversation at its end, as `limits.max_tokens_per_episode` counts them."""
+    tokens = 0
+    for step in trajectory.steps:
+        completion = step.completion
+        tokens = tokens if completion.extends_previous else 0
+        tokens += len(completion.prompt_ids) + len(completion.token_ids)
+    return tokens
+
+
+def turn_rewards(trajectory: Trajectory, *, step_weight: float = 0.0, overlong: Overlong | None = None) -> list[float]:
     """The reward of each turn of a scored episode: steps' own `step_weight` times, and the outcome on the last.
 
-    An episode that ended before its first turn has one entry all the same, its outcome: siblings are compared with it.
+    The penalty of `overlong` lies on the last turn too. An episode that ended before its first turn has one entry all
+    the same, its outcome: siblings are compared with it.
     """
     rewards = [step_weight * step_reward(trajectory, step) for step in trajectory.steps] or [0.0]
     rewards[-1] += trajectory.reward or 0.0
+    if overlong is not None:
+        rewards[-1] -= overlong(trajectory)
     return rewards
 
 
-def discounted(rewards: list[float], gamma: float) -> list[float]:
+def discounted(rewards: Sequence[float], gamma: float) -> list[float]:
     """The return of each turn: its reward plus `gamma` times the return of the next turn."""
     returns = [0.0] * len(rewards)
     following = 0.0
