@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from deedrl.training import advantages
-from deedrl.training.credit import Comparison, anchor_credit
+from deedrl.training.credit import Comparison, anchor_credit, anchors
 from deedrl.training.critic import Rates, StateValues, StepStats
 from deedrl.training.episodes import rewarded_episodes
 from deedrl.training.learner import Loss, UpdateStats
@@ -332,10 +333,30 @@ POLICIES = {"at the start": (1 / ACTIONS, ROUTINE), "key known": (0.97, ROUTINE)
 """The chances of the right key and of the right way."""
 
 
+def company(horizon: int, key: float, routine: float, groups: int) -> tuple[float, float]:
+    """The share of groups with a signal, and in these that of successes' later turns which are alone in their state."""
+    job = Corridor(horizon)
+    generator = torch.Generator().manual_seed(horizon)
+    telling = alone = turns = 0
+    for _ in range(groups):
+        siblings = job.play(job.logits(key, routine), generator)[:SIBLINGS]
+        if not 0 < sum(episode.reward or 0.0 for episode in siblings) < SIBLINGS:
+            continue
+        telling += 1
+        visited = Counter(state for episode in siblings for state in anchors(episode))
+        later = [state for episode in siblings if episode.reward for state in anchors(episode)[1:]]
+        alone += sum(visited[state] == 1 for state in later)
+        turns += len(later)
+    return telling / groups, alone / max(turns, 1)
+
+
 def print_noise(methods: Sequence[str], horizons: Sequence[int], groups: int) -> list[dict[str, Any]]:
     found = []
     print("groups of 8 until noise is as large as the gradient")
     for name, (key, routine) in POLICIES.items():
+        shares = [company(horizon, key, routine, groups) for horizon in horizons]
+        print(f"| {name} | groups with a signal | {' | '.join(f'{telling:.0%}' for telling, _ in shares)} |")
+        print(f"| {name} | successes' later turns alone | {' | '.join(f'{alone:.0%}' for _, alone in shares)} |")
         for method in methods:
             scales = [noise_scale(method, horizon, key, routine, groups) for horizon in horizons]
             print(f"| {name} | {method} | {' | '.join(f'{scale:.1f}' for scale in scales)} |", flush=True)
