@@ -160,11 +160,12 @@ def with_kl(
 
 
 def credit_figures(stage: Grpo, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """With credit by anchors, the share of turns after the first in whose state a sibling was too."""
+    """With credit by anchors, the share of turns after the first in whose state a sibling was too, if there are any."""
     if stage.credit != "anchors":
         return {}
     found = [anchored_turns(group.trajectories) for group in groups]
-    return {"anchored_share": sum(shared for shared, _ in found) / max(sum(turns for _, turns in found), 1)}
+    turns = sum(later for _, later in found)
+    return {"anchored_share": sum(shared for shared, _ in found) / turns} if turns else {}
 
 
 def credit_alarms(
