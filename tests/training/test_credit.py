@@ -227,5 +227,9 @@ def test_without_a_hash_a_state_is_what_was_shown_in_its_order(kit):
 
 def test_turns_with_company_are_counted_without_the_first(kit):
     episodes = [episode(kit, "x", 1.0, "abc"), episode(kit, "y", 0.0, "abd"), episode(kit, "z", 0.0, "aee")]
-    assert anchored_turns(episodes) == (2, 6)
-    assert anchored_turns([episode(kit, "x", 1.0, "a")]) == (0, 0)
+    found = anchored_turns([kit.group(episodes)])
+    assert (found.turns, found.shared, found.share) == (6, 2, pytest.approx(1 / 3))
+    alone = anchored_turns([kit.group([episode(kit, "x", 1.0, "a")])])
+    assert (alone.turns, alone.share) == (0, 0.0)
+    back = anchored_turns([kit.group([episode(kit, "x", 1.0, "aba"), episode(kit, "y", 0.0, "ac")])])
+    assert (back.turns, back.shared) == (3, 1), "the first state met again"

@@ -9,6 +9,7 @@ from deedrl.evaluation.compare import gap_alarm
 from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
 from deedrl.pipeline.recipe import Recipe
 from deedrl.tracking.jsonl import read_metrics
+from deedrl.training.credit import Company
 from deedrl.training.episodes import EpisodeCounts
 from deedrl.training.selection import SelectionCounts
 from deedrl.types import TerminationReason, Trajectory
@@ -21,6 +22,8 @@ BOOTSTRAPPED_SHARE = 0.5
 """Share of episodes that a limit cut from which on PPO says so."""
 ANCHORED_SHARE = 0.05
 """Share of turns after the first in whose state a sibling was too, below which credit by anchors says so."""
+FEWEST_TURNS = 8
+"""Of fewer turns after the first such a share says nothing."""
 TIMEOUT_SHARE = 0.02
 """Share of episodes that ran out of time from which on that is said: they count as not solved."""
 
@@ -99,15 +102,14 @@ def step_reward_alarm(unused: int, episodes: int) -> str | None:
     )
 
 
-def anchor_alarm(figures: Mapping[str, float]) -> str | None:
+def anchor_alarm(company: Company) -> str | None:
     """Speaks when credit by anchors finds hardly any turn to compare with another."""
-    share = figures.get("anchored_share", 1.0)
-    if share >= ANCHORED_SHARE:
+    if company.turns < FEWEST_TURNS or company.share >= ANCHORED_SHARE:
         return None
     return (
-        f"a sibling was in the state of {share:.0%} of the turns after the first, so credit by anchors comes to little "
-        "more than credit by outcome; let state_hash leave out what does not matter, and tools give answers that are "
-        "alike where the state is, or set credit to outcome or returns"
+        f"a sibling was in the state of {company.share:.0%} of the turns after the first, so credit by anchors comes to "
+        "little more than credit by outcome; let state_hash leave out what does not matter, and tools give answers that "
+        "are alike where the state is, or set credit to outcome or returns"
     )
 
 

@@ -24,6 +24,7 @@ from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.training import advantages
 from deedrl.training.credit import (
+    Company,
     Comparison,
     Credit,
     anchor_credit,
@@ -108,19 +109,19 @@ def _update(
     episodes = [t for group in groups for t in group.trajectories if t.episode_id in trained]
     behind = staleness(stage.title, step, episodes)
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
-    credited = credit_figures(stage, groups)
+    company = anchored_turns(groups)
     warn(
         session,
         stage.title,
         no_signal,
-        *credit_alarms(stage, groups, credited),
+        *credit_alarms(stage, groups, company),
         # Against older weights the gap is what the policy has learnt since.
         None if behind else logprob_gap_alarm(updated),
     )
     return (
         figures
         | updated
-        | credited
+        | ({"anchored_share": company.share} if stage.credit == "anchors" else {})
         | {
             "learning_rate": rate,
             "staleness": behind,
@@ -159,22 +160,11 @@ def with_kl(
     return replace(compare, penalties=penalties), {**figures, "kl": mean}
 
 
-def credit_figures(stage: Grpo, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """With credit by anchors, the share of turns after the first in whose state a sibling was too, if there are any."""
-    if stage.credit != "anchors":
-        return {}
-    found = [anchored_turns(group.trajectories) for group in groups]
-    turns = sum(later for _, later in found)
-    return {"anchored_share": sum(shared for shared, _ in found) / turns} if turns else {}
-
-
-def credit_alarms(
-    stage: Grpo, groups: Sequence[TrajectoryGroup], credited: Mapping[str, float]
-) -> tuple[str | None, str | None]:
+def credit_alarms(stage: Grpo, groups: Sequence[TrajectoryGroup], company: Company) -> tuple[str | None, str | None]:
     """What is said of rewards of single steps that are not used, and of credit that finds nothing to compare."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     paid = 0 if stage.step_reward_weight else sum(map(has_step_rewards, episodes))
-    return step_reward_alarm(paid, len(episodes)), anchor_alarm(credited)
+    return step_reward_alarm(paid, len(episodes)), anchor_alarm(company) if stage.credit == "anchors" else None
 
 
 def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deedrl.training.advantages import ZERO_VARIANCE, Estimator, Rewards
 from deedrl.training.turn_rewards import discounted, turn_rewards, usable_reward
@@ -138,13 +139,27 @@ def anchors(trajectory: Trajectory) -> list[Hashable]:
     return states
 
 
-def anchored_turns(siblings: Sequence[Trajectory]) -> tuple[int, int]:
-    """Of all turns but first ones (whose state siblings always share): in how many a sibling was too, and how many."""
-    groups = [
-        visits for visits in _visits(siblings).values() if 0 not in {t for turns in visits.values() for t in turns}
-    ]
-    sizes = [(len(visits), sum(map(len, visits.values()))) for visits in groups]
-    return sum(turns for others, turns in sizes if others > 1), sum(turns for _, turns in sizes)
+class Company(NamedTuple):
+    """Of turns but first ones, whose state siblings always share."""
+
+    turns: int
+    shared: int
+    """In how many a sibling was in the same state at some time."""
+
+    @property
+    def share(self) -> float:
+        return self.shared / self.turns if self.turns else 0.0
+
+
+def anchored_turns(groups: Sequence[TrajectoryGroup]) -> Company:
+    """How often there is something to compare in the states of a step's turns."""
+    turns = shared = 0
+    for group in groups:
+        for visits in _visits(group.trajectories).values():
+            later = sum(turn > 0 for visited in visits.values() for turn in visited)
+            turns += later
+            shared += later if len(visits) > 1 else 0
+    return Company(turns, shared)
 
 
 def _visits(siblings: Sequence[Trajectory]) -> dict[Hashable, dict[int, list[int]]]:
