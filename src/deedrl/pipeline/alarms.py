@@ -107,9 +107,9 @@ def anchor_alarm(company: Company) -> str | None:
     if company.turns < FEWEST_TURNS or company.share >= ANCHORED_SHARE:
         return None
     return (
-        f"a sibling was in the state of {company.share:.0%} of the turns after the first, so credit by anchors comes to "
-        "little more than credit by outcome; let state_hash leave out what does not matter, and tools give answers that "
-        "are alike where the state is, or set credit to outcome or returns"
+        f"a sibling was in the state of {company.share:.0%} of the turns after the first, so credit by anchors adds "
+        "little to credit by outcome; let state_hash leave out what does not matter and tools answer alike in equal "
+        "states, or set credit to outcome or returns"
     )
 
 
