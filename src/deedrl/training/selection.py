@@ -98,8 +98,8 @@ def select(
 def whitened_samples(samples: Sequence[TrainingSample], silent_tokens: int) -> list[TrainingSample]:
     """Samples whose advantages have mean 0 and standard deviation 1 over the step's action tokens.
 
-    Tokens of episodes without a signal are part of the step with advantage 0. With group means subtracted before, it is
-    the baseline variant of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262).
+    Tokens of episodes without a signal count as part of the step with advantage 0, and stay out of the loss. With group
+    means subtracted before, it is the baseline variant of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262).
     """
     rows = [[a for a, action in zip(s.advantages, s.action_mask, strict=True) if action] for s in samples]
     changed = whitened([*rows, [0.0] * silent_tokens])[: len(samples)]
