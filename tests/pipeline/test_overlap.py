@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
 from deedrl.pipeline import online
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.recipe import load_recipe, recipe_from
 from deedrl.pipeline.run import Run
-from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.stages import run_recipe
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore

@@ -417,6 +417,13 @@ def test_step_records_state_hash_before_the_action(kit):
     assert [step.state_hash for step in kit.play_one().steps] == ["0", "3"]
 
 
+def test_a_turn_that_was_no_action_records_the_state_it_was_said_in(kit):
+    """Siblings may have acted there, and are compared with who did not."""
+    steps = kit.play_one([kit.SOLUTION[0], "I am done, I think.", kit.SOLUTION[1]]).steps
+    assert [step.state_hash for step in steps] == ["0", "3", "3"]
+    assert [step.action.valid for step in steps] == [True, False, True]
+
+
 def test_turn_seeds_depend_on_spec_seed_and_turn_alone(kit):
     first, second = Watching(ScriptedPolicy(kit.SOLUTION)), Watching(ScriptedPolicy(kit.SOLUTION))
     kit.play_many(kit.make_specs(2), first)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deedrl.training.losses import MAX_LOG_RATIO, Silent, k3, policy_loss, sample_weights, sft_loss, value_loss
+from deedrl.training.losses import Silent, policy_loss, sample_weights, sft_loss, value_loss
+from deedrl.training.objectives import MAX_LOG_RATIO, k3
 
 finite = st.floats(-30, 0)
 token = st.tuples(finite, finite, st.floats(-3, 3), st.floats(0, 1), finite)

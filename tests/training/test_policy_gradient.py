@@ -13,8 +13,11 @@ from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.policy import CompletionRequest
 from deedrl.training.advantages import grpo
 from deedrl.training.backend import LogprobModel
+from deedrl.training.credit import Comparison
+from deedrl.training.kl_reward import turn_divergences
 from deedrl.training.learner import Learner
 from deedrl.training.losses import Silent
+from deedrl.training.objectives import k1
 from deedrl.training.policy_gradient import PolicyUpdate, mini_batches, update_policy
 from deedrl.training.samples import samples_from
 from deedrl.training.selection import select
@@ -261,6 +264,69 @@ def test_C14_without_signal_and_without_kl_there_is_no_gradient(kit):
     assert (figures["loss"], figures["grad_norm"]) == (0.0, 0.0)
 
 
+# ------------------------------------------------------------ another sampler
+
+
+def logprobs_now(kit, learner, samples):
+    """Of each sample's action tokens, one sample at a time."""
+    return [learner.logprobs([kit.one_batch([sample])])[0] for sample in samples]
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_B17_correction_weighs_by_the_trainers_own_logprobs_before_the_first_update(kit, pieces):
+    """The sampler said half a nat less than the trainer does, and of one token three nats more."""
+    loaded = kit.load()
+    learner, samples = Learner(loaded), []
+    for sample in on_policy(kit, loaded):
+        shift = [-0.5 if action else 0.0 for action in sample.action_mask]
+        shift[sample.action_mask.index(True)] = 3.0
+        samples.append(
+            msgspec.structs.replace(sample, logprobs=tuple(a + b for a, b in zip(sample.logprobs, shift, strict=True)))
+        )
+    chosen = settings(mini_batches=pieces, updates_per_batch=2, sampler_cap=1.5, sampler_band=(0.1, 5.0))
+    figures = update_policy(learner, samples, chosen, None)
+    # Five of six tokens exp(0.5) = 1.65, capped; the sixth exp(-3) = 0.05, outside the band.
+    assert figures["sampler_weight"] == pytest.approx(5 / 6 * 1.5, abs=1e-4)
+    assert figures["sampler_masked_fraction"] == pytest.approx(1 / 6)
+    assert figures["logprob_gap"] == pytest.approx((5 * 0.5 + 3) / 6, abs=1e-3), "still that to the sampler"
+
+
+def test_correction_of_a_sampler_that_is_the_trainer_changes_nothing(kit):
+    learners = [Learner(kit.load()) for _ in range(2)]
+    samples = on_policy(kit, learners[0].loaded)
+    figures = [
+        update_policy(learner, samples, settings(mini_batches=2, updates_per_batch=2, sampler_cap=cap), None)
+        for learner, cap in zip(learners, (None, 2.0), strict=True)
+    ]
+    assert figures[1]["grad_norm"] == pytest.approx(figures[0]["grad_norm"], rel=1e-3)
+    assert figures[1]["sampler_weight"] == pytest.approx(1.0, abs=1e-4)
+    assert "sampler_weight" not in figures[0]
+
+
+def test_kl_by_turn_is_that_of_its_tokens_however_episodes_are_split_and_packed(kit):
+    """Against one sample at a time: episodes of two turns, one of them split, one turn of a kind without tokens."""
+    learner = Learner(kit.load())
+    turns = [(kit.ids(1, 5), kit.ids(2, 3)), (kit.ids(3, 2), kit.ids(4, 2))]
+    episodes = [
+        kit.trajectory("whole", 1.0, turns),
+        kit.trajectory("split", 1.0, turns, breaks=(1,)),
+        kit.trajectory("short", 0.0, turns[:1]),
+        kit.trajectory("none", 0.0, [((), ())]),
+    ]
+    away = [tensor + 0.1 for tensor in learner.snapshot()]
+    before = kit.parameters(learner.loaded)
+    options = {"max_tokens": 99, "micro_batch_tokens": 12}
+    found = turn_divergences(learner, episodes, away, k1, **options)
+    assert torch.equal(kit.parameters(learner.loaded), before)
+    learner.restore(away)
+    for episode in episodes:
+        tokens = torch.cat([torch.zeros(0), *logprobs_now(kit, learner, samples_from(episode))])
+        each = iter((-1.0 - tokens).tolist())
+        expected = [sum(next(each) for _ in step.completion.token_ids) for step in episode.steps]
+        assert found[episode.episode_id] == pytest.approx(expected, abs=1e-5)
+    assert found["none"] == [0.0]
+
+
 # ------------------------------------------------------------ learning
 
 
@@ -285,7 +351,7 @@ def test_grpo_raises_the_mean_reward_of_a_one_step_job(kit):
     for step in range(20):
         episodes = sampled(kit, loaded, count=24, max_tokens=1, step=step)
         rewards.append(sum(episode.reward for episode in episodes) / len(episodes))
-        selection = select([kit.group(episodes)], grpo, threshold=1e-6, max_tokens=999)
+        selection = select([kit.group(episodes)], Comparison(grpo), max_tokens=999)
         update_policy(learner, selection.samples, settings(learning_rate=3e-3), None)
     assert rewards[0] < 0.75
     assert sum(rewards[-3:]) / 3 > 0.9

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deedrl.training.advantages import dr_grpo, grpo
-from deedrl.training.selection import group_has_signal, group_trajectories, select
-from deedrl.types import Failure, TrajectoryGroup
+from deedrl.training.credit import Comparison, has_signal
+from deedrl.training.selection import group_trajectories, select, whitened_samples
+from deedrl.types import Failure, TerminationReason, TrajectoryGroup
 
 ONE_TURN = (((5, 6), (7, 8)),)
 TWO_TURNS = (((5, 6), (7, 8)), ((9,), (7, 8)))
@@ -14,7 +15,8 @@ TWO_TURNS = (((5, 6), (7, 8)), ((9,), (7, 8)))
 
 def chosen(kit, trajectories, estimator=dr_grpo, **options):
     options = {"threshold": 1e-6, "max_tokens": 99} | options
-    return select(group_trajectories(trajectories), estimator, **options)
+    comparison = Comparison(estimator, options.pop("threshold"))
+    return select(group_trajectories(trajectories), comparison, **options)
 
 
 def advantage_of(selection):
@@ -75,8 +77,8 @@ def test_C14_zero_variance_threshold_is_a_setting(kit):
     assert chosen(kit, near).counts.zero_variance == 0
     assert chosen(kit, near, threshold=0.02).counts.zero_variance == 1
     [group] = group_trajectories(near)
-    assert group_has_signal(group, 1e-6)
-    assert not group_has_signal(group, 0.02)
+    assert has_signal(Comparison(grpo, 1e-6).advantages(group))
+    assert not has_signal(Comparison(grpo, 0.02).advantages(group))
 
 
 def test_C20_baseline_is_per_episode_whatever_the_number_of_turns(kit):
@@ -159,3 +161,40 @@ def test_G04_mixed_roles_in_one_group_are_refused(kit):
     episodes = (kit.trajectory("s", 1.0, role="solver"), kit.trajectory("c", 10.0, role="critic"))
     with pytest.raises(ValueError, match=r"one role.*group by \(task_id, role\)"):
         TrajectoryGroup(task_id="t", role="solver", trajectories=episodes)
+
+
+def test_B11_episodes_that_a_limit_cut_are_left_out_where_asked_and_counted(kit):
+    """Neither in the baseline nor in the loss, and not silent either."""
+    episodes = [
+        kit.trajectory("a", 1.0),
+        kit.trajectory("b", 0.0),
+        kit.trajectory("cut", 0.7, termination=TerminationReason.TOKEN_LIMIT),
+    ]
+    comparison = Comparison(dr_grpo, left_out=[TerminationReason.TOKEN_LIMIT])
+    found = select(group_trajectories(episodes), comparison, max_tokens=99)
+    assert advantage_of(found) == {"a": {0.5}, "b": {-0.5}}
+    assert found.counts.left_out == 1
+    assert chosen(kit, episodes).counts.left_out == 0
+    alone = select(group_trajectories(episodes[1:]), comparison, max_tokens=99)
+    assert (alone.counts.too_small, alone.counts.silent_episodes) == (1, 0)
+
+
+def test_whitening_takes_the_steps_tokens_those_of_silent_episodes_included(kit):
+    """REINFORCE++-baseline by hand: deviations of 0.5 on two tokens, of -0.5 on two, and four zeros."""
+    groups = [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0)]
+    samples = chosen(kit, groups).samples
+    assert [s.advantages[2:] for s in whitened_samples(samples, 0)] == [(1.0, 1.0), (-1.0, -1.0)]
+    spread = [s.advantages for s in whitened_samples(samples, 4)]
+    assert spread[0] == pytest.approx((0, 0, 2**0.5, 2**0.5))
+    assert whitened_samples([], 3) == []
+
+
+def test_penalties_tell_nobody_apart_whose_rewards_do_not(kit):
+    """KL in the reward must not make a lesson of siblings that earned the same, however small it is."""
+    less = {"a": [0.5], "b": [0.0]}
+    same = [kit.trajectory("a", 0.5), kit.trajectory("b", 0.5)]
+    other = [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0)]
+    comparison = Comparison(dr_grpo, penalties=less)
+    assert select(group_trajectories(same), comparison, max_tokens=99).samples == ()
+    found = advantage_of(select(group_trajectories(other), comparison, max_tokens=99))
+    assert found == {"a": {0.25}, "b": {-0.25}}

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 sys.path.append(str(Path(__file__).resolve().parents[3] / "src"))
 
 from deedrl.pipeline.context import StageContext
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stage_settings import Grpo
 from deedrl.tracking.tracker import Tracker
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from deedrl.evaluation.compare import gap_alarm
 from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
 from deedrl.pipeline.recipe import Recipe
 from deedrl.tracking.jsonl import read_metrics
+from deedrl.training.credit import Company
 from deedrl.training.episodes import EpisodeCounts
 from deedrl.training.selection import SelectionCounts
 from deedrl.types import TerminationReason, Trajectory
@@ -19,6 +20,10 @@ CUT_SHARE = 0.9
 """Share of completions cut by the limit from which on that is named as the reason for a step without signal."""
 BOOTSTRAPPED_SHARE = 0.5
 """Share of episodes that a limit cut from which on PPO says so."""
+ANCHORED_SHARE = 0.05
+"""Share of turns after the first in whose state a sibling was too, below which credit by anchors says so."""
+FEWEST_TURNS = 8
+"""Of fewer turns after the first such a share says nothing."""
 TIMEOUT_SHARE = 0.02
 """Share of episodes that ran out of time from which on that is said: they count as not solved."""
 
@@ -92,7 +97,19 @@ def step_reward_alarm(unused: int, episodes: int) -> str | None:
         return None
     return (
         f"the environment pays for single steps in {unused} of {episodes} episodes, and this stage learns from the "
-        "whole episode's reward alone; make it a term of the rubric, or train with ppo and step_reward_weight above 0"
+        "whole episode's reward alone; set step_reward_weight above 0 (in grpo with credit returns or anchors, or it "
+        "will not be told which turn earned it), or make it a term of the rubric"
+    )
+
+
+def anchor_alarm(company: Company) -> str | None:
+    """Speaks when credit by anchors finds hardly any turn to compare with another."""
+    if company.turns < FEWEST_TURNS or company.share >= ANCHORED_SHARE:
+        return None
+    return (
+        f"a sibling was in the state of {company.share:.0%} of the turns after the first, so credit by anchors adds "
+        "little to credit by outcome; let state_hash leave out what does not matter and tools answer alike in equal "
+        "states, or set credit to outcome or returns"
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from deedrl.pipeline.alarms import logprob_gap_alarm, signal_alarm, step_reward_alarm
+from deedrl.pipeline.alarms import anchor_alarm, logprob_gap_alarm, signal_alarm, step_reward_alarm
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.online import (
     TaskSource,
     staleness,
@@ -18,18 +20,34 @@ from deedrl.pipeline.online import (
     warn,
 )
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stage_settings import Grpo
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.training import advantages
-from deedrl.training.episodes import has_step_rewards
+from deedrl.training.credit import (
+    Company,
+    Comparison,
+    Credit,
+    anchor_credit,
+    anchored_turns,
+    has_signal,
+    outcome_credit,
+    return_credit,
+)
+from deedrl.training.kl_reward import turn_divergences
 from deedrl.training.learner import Learner
 from deedrl.training.losses import Silent
+from deedrl.training.objectives import DIVERGENCES
 from deedrl.training.policy_gradient import update_policy
-from deedrl.training.selection import SelectionCounts, group_has_signal, group_trajectories, select
-from deedrl.types import Task, Trajectory, TrajectoryGroup
+from deedrl.training.selection import SelectionCounts, group_trajectories, select, whitened_samples
+from deedrl.training.turn_rewards import Overlong, has_step_rewards, turn_rewards
+from deedrl.types import Task, TerminationReason, Trajectory, TrajectoryGroup
 
 ESTIMATORS = {"grpo": advantages.grpo, "dr_grpo": advantages.dr_grpo, "rloo": advantages.rloo}
+CREDITS: Mapping[str, Callable[[Grpo], Credit]] = {
+    "outcome": lambda stage: outcome_credit,
+    "returns": lambda stage: partial(return_credit, gamma=stage.gamma),
+    "anchors": lambda stage: partial(anchor_credit, gamma=stage.gamma, anchor_weight=stage.anchor_weight),
+}
 
 Sampled = tuple[list[TrajectoryGroup], dict[str, float]]
 """The groups of a step, and figures of its episodes."""
@@ -54,6 +72,18 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
     )
 
 
+def comparison(stage: Grpo, max_tokens: int) -> Comparison:
+    """How the stage compares siblings; `max_tokens` is the limit of a conversation."""
+    overlong = Overlong(max_tokens, stage.overlong_buffer, stage.overlong_penalty) if stage.overlong_penalty else None
+    return Comparison(
+        estimator=ESTIMATORS[stage.advantage],
+        threshold=stage.zero_variance_threshold,
+        credit=CREDITS[stage.credit](stage),
+        rewards=partial(turn_rewards, step_weight=stage.step_reward_weight, overlong=overlong),
+        left_out=[TerminationReason(limit) for limit in stage.left_out_at],
+    )
+
+
 # ---------------------------------------------------------------- one step
 
 
@@ -62,45 +92,79 @@ def _update(
 ) -> dict[str, float]:
     """Selects and updates; returns the step's figures."""
     groups, figures = sampled
-    selection = select(
-        groups,
-        ESTIMATORS[stage.advantage],
-        threshold=stage.zero_variance_threshold,
-        max_tokens=session.recipe.limits.max_tokens_per_episode,
-        keep_zero_variance=stage.kl_on_zero_variance,
-    )
+    max_tokens = session.recipe.limits.max_tokens_per_episode
+    compare, held = comparison(stage, max_tokens), reference if stage.kl_coefficient else None
+    if held is not None and stage.kl_in == "reward":
+        compare, figures = with_kl(stage, learner, groups, compare, held, max_tokens, figures)
+        held = None
+    selection = select(groups, compare, max_tokens=max_tokens, keep_zero_variance=stage.kl_on_zero_variance)
     rate = step_rate(stage, step)
     settings = update_settings(stage, rate)
     counts = selection.counts
-    updated = update_policy(
-        learner,
-        selection.samples,
-        settings,
-        reference if stage.kl_coefficient else None,
-        silent_part(stage, counts),
-        at_reference=step == 0,
-    )
+    silent, samples = silent_part(stage, counts), selection.samples
+    if stage.whiten_advantages:
+        samples = tuple(whitened_samples(samples, round(silent.action_tokens)))
+    updated = update_policy(learner, samples, settings, held, silent, at_reference=step == 0)
     trained = {sample.episode_id for sample in selection.samples}
     episodes = [t for group in groups for t in group.trajectories if t.episode_id in trained]
     behind = staleness(stage.title, step, episodes)
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
-    paid = sum(has_step_rewards(trajectory) for group in groups for trajectory in group.trajectories)
-    unused = step_reward_alarm(paid, sum(len(group.trajectories) for group in groups))
-    # Against older weights the gap is what the policy has learnt since.
-    warn(session, stage.title, no_signal, unused, None if behind else logprob_gap_alarm(updated))
+    company = anchored_turns(groups)
+    warn(
+        session,
+        stage.title,
+        no_signal,
+        *credit_alarms(stage, groups, company),
+        # Against older weights the gap is what the policy has learnt since.
+        None if behind else logprob_gap_alarm(updated),
+    )
     return (
         figures
         | updated
+        | ({"anchored_share": company.share} if stage.credit == "anchors" else {})
         | {
             "learning_rate": rate,
             "staleness": behind,
             "groups": float(counts.groups),
             "zero_variance_groups": float(counts.zero_variance),
             "unscored_episodes": float(counts.unscored),
+            "left_out_episodes": float(counts.left_out),
             "split_trajectories": float(counts.samples.split_trajectories),
             "too_long_samples": float(counts.samples.too_long),
         }
     )
+
+
+def with_kl(
+    stage: Grpo,
+    learner: Learner,
+    groups: Sequence[TrajectoryGroup],
+    compare: Comparison,
+    reference: Sequence[Tensor],
+    max_tokens: int,
+    figures: Mapping[str, float],
+) -> tuple[Comparison, dict[str, float]]:
+    """The comparison with the KL divergence to `reference` taken from rewards, and figures with its mean per token."""
+    episodes = [t for group in groups for t in group.trajectories if compare.compares(t)]
+    sums = turn_divergences(
+        learner,
+        episodes,
+        reference,
+        DIVERGENCES[stage.kl_estimator],
+        max_tokens=max_tokens,
+        micro_batch_tokens=stage.micro_batch_tokens,
+    )
+    penalties = {name: [stage.kl_coefficient * value for value in turns] for name, turns in sums.items()}
+    tokens = sum(trajectory.sampled_tokens for trajectory in episodes)
+    mean = sum(value for turns in sums.values() for value in turns) / max(tokens, 1)
+    return replace(compare, penalties=penalties), {**figures, "kl": mean}
+
+
+def credit_alarms(stage: Grpo, groups: Sequence[TrajectoryGroup], company: Company) -> tuple[str | None, str | None]:
+    """What is said of rewards of single steps that are not used, and of credit that finds nothing to compare."""
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    paid = 0 if stage.step_reward_weight else sum(map(has_step_rewards, episodes))
+    return step_reward_alarm(paid, len(episodes)), anchor_alarm(company) if stage.credit == "anchors" else None
 
 
 def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
@@ -117,6 +181,7 @@ def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Tas
     silent: list[TrajectoryGroup] = []
     episodes: list[Trajectory] = []
     dropped = 0
+    compare = comparison(stage, session.recipe.limits.max_tokens_per_episode)
     for _ in range(1 + stage.refill_attempts):
         missing, supply = supply[: wanted - len(kept)], supply[wanted - len(kept) :]
         if not missing:
@@ -126,6 +191,6 @@ def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Tas
         whole, broken = drop_broken_groups(played)
         dropped += broken.groups
         for group in group_trajectories(whole):
-            has_signal = group_has_signal(group, stage.zero_variance_threshold)
-            (kept if has_signal else silent).append(group)
+            telling = has_signal(compare.advantages(group))
+            (kept if telling else silent).append(group)
     return kept + silent, episode_figures(episodes, dropped)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.grpo_stage import train_policy
 from deedrl.pipeline.online import shuffled_tasks
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stage_settings import Grpo, Mine
+from deedrl.pipeline.stage_settings import Mine
 from deedrl.seeding import stream
 from deedrl.tasks.mining import Band, MinedPool, mine, training_mix
 from deedrl.types import Task

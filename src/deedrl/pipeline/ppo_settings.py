@@ -7,9 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from deedrl.config import Count, LearningRate, Many, NonNegative, PositiveFloat, PositiveInt, Share, require
-from deedrl.pipeline.stage_base import OnlineSettings
-
-Limit = Literal["step_limit", "token_limit", "timeout", "loop"]
+from deedrl.pipeline.stage_base import Limit, OnlineSettings
 
 
 class Ppo(OnlineSettings, frozen=True, kw_only=True, tag="ppo"):

@@ -28,6 +28,7 @@ from deedrl.config import (
     to_plain,
 )
 from deedrl.errors import ConfigError, suggest
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.stage_base import OnlineSettings, StageSettings
 from deedrl.pipeline.stage_settings import (
@@ -35,7 +36,6 @@ from deedrl.pipeline.stage_settings import (
     Baseline,
     ColdStart,
     Evaluate,
-    Grpo,
     Mine,
     Sft,
 )

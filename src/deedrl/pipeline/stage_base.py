@@ -18,6 +18,8 @@ from deedrl.config import (
 )
 
 Schedule = Literal["constant", "linear", "cosine"]
+Limit = Literal["step_limit", "token_limit", "timeout", "loop"]
+"""What may cut an episode before its job is over."""
 
 
 class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):

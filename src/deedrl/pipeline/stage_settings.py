@@ -21,8 +21,9 @@ from deedrl.config import (
     Share,
     require,
 )
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.stage_base import OnlineSettings, Schedule, StageSettings
+from deedrl.pipeline.stage_base import Schedule, StageSettings
 from deedrl.types import Split
 
 PromptPerturbation = Literal["plain", "tool_order", "distractor"]
@@ -151,31 +152,6 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
             f"{path}.validate_from",
             f"expected at most steps ({self.steps}) where target_completion is set, got {self.validate_from}",
         )
-
-
-class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
-    """Online policy optimisation with group-relative advantages."""
-
-    kind: ClassVar[str] = "grpo"
-
-    group_size: Many = 6
-    """Sibling trajectories of one task; at least 2, for an advantage compares siblings."""
-    kl_on_zero_variance: bool = False
-    """Whether the KL term also acts on groups without a reward signal."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Group mean and std; group mean only; leave-one-out mean."""
-    zero_variance_threshold: NonNegative = 1e-6
-    """A group whose rewards spread (standard deviation) by less than this carries no signal."""
-    refill_attempts: Count = 1
-    """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
-
-    def validate(self, path: str) -> None:
-        require(
-            self.group_size >= 2,
-            f"{path}.group_size",
-            f"expected at least 2, got {self.group_size}; a group-relative advantage compares siblings",
-        )
-        super().validate(path)
 
 
 class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):

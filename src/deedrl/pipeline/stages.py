@@ -18,6 +18,7 @@ from deedrl.memory import peak_gb
 from deedrl.pipeline.cold_start_stage import cold_start_stage
 from deedrl.pipeline.context import Progress, StageContext
 from deedrl.pipeline.evaluation_stage import evaluate_stage
+from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.grpo_stage import grpo_stage
 from deedrl.pipeline.mine_stage import mine_stage
 from deedrl.pipeline.own_recipe import load_own_recipe
@@ -27,7 +28,7 @@ from deedrl.pipeline.recipe import Recipe
 from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapter
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
-from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Sft
+from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Mine, Sft
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
 from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker

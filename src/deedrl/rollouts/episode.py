@@ -84,7 +84,7 @@ async def play_episode(
             if completion is not None:
                 action = parse_action(completion.text, episode.tools, completion.finish_reason)
                 episode.open_turn(completion, action)
-                output = await episode.execute(action) if action.valid else None
+                output = await episode.execute(action) if action.valid else await episode.pass_over()
                 episode.close_turn(output)
         await episode.verify()
         return episode.scored(rubric)
@@ -193,6 +193,12 @@ class Episode:
             self.ending = TerminationReason.TIMEOUT if timed_out else TerminationReason.STEP_LIMIT
         return ToolOutput(text=observation, ok=bool(info.get("ok", True)), duration_s=time.perf_counter() - began)
 
+    async def pass_over(self) -> ToolOutput | None:
+        """Runs nothing, and notes in which state no action came: siblings may have acted in it."""
+        self._phase = "step"
+        self._state_hash = await self._slot.call(self._read_state, self._limits.call_timeout_s)
+        return None
+
     def close_turn(self, output: ToolOutput | None) -> None:
         """Records the step, tells the model what came of it and checks the limits."""
         assert self._turn is not None, "open_turn comes first"
@@ -272,9 +278,11 @@ class Episode:
             await self._policy.release(self.spec.episode_id)
 
     def _step(self, action: Action) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        base = self._base
-        self._state_hash = checked_state_hash(base.state_hash(), type(base).__name__)
+        self._state_hash = self._read_state()
         return self._wrapped.step(action)
+
+    def _read_state(self) -> str | None:
+        return checked_state_hash(self._base.state_hash(), type(self._base).__name__)
 
     def _call_limit_s(self, tool_name: str | None) -> float:
         base = self._base

@@ -8,8 +8,8 @@ import msgspec
 
 from deedrl.training.gae import Credit
 from deedrl.training.samples import SampleCounts, TrainingSample, collect_samples
-from deedrl.training.selection import is_guided, usable_reward
-from deedrl.types import Record, Step, TerminationReason, Trajectory
+from deedrl.training.turn_rewards import has_step_rewards, is_guided, step_reward, usable_reward
+from deedrl.types import Record, TerminationReason, Trajectory
 
 
 class RewardedEpisode(Record, frozen=True):
@@ -95,22 +95,6 @@ def token_rewards(trajectory: Trajectory, *, outcome: float, step_weight: float)
     if rewards:
         rewards[-1] += outcome
     return rewards
-
-
-def step_reward(trajectory: Trajectory, step: Step) -> float:
-    """What the environment paid for this step alone.
-
-    For the step that reaches the goal it is 0.0: there `Environment.step` pays what the outcome already holds. It is
-    0.0 as well for a turn that took no step in the environment, because it was no action or was stopped.
-    """
-    if trajectory.termination is TerminationReason.GOAL and step.index == trajectory.steps[-1].index:
-        return 0.0
-    return step.reward or 0.0
-
-
-def has_step_rewards(trajectory: Trajectory) -> bool:
-    """Whether the environment paid for any step by itself."""
-    return any(step_reward(trajectory, step) for step in trajectory.steps)
 
 
 def credited(

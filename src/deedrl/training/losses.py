@@ -13,10 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deedrl.training.objectives import MAX_LOG_RATIO, Clip, Divergence, Objective, clipped, k3
 from deedrl.training.samples import TrainingSample
-
-MAX_LOG_RATIO = 10.0
-"""Log-ratios are clamped to this before exp: e^10 is far beyond any clip range and finite in every float type."""
 
 Normalisation = Literal["token", "sequence", "constant"]
 
@@ -79,11 +77,11 @@ class PolicyLoss:
 
     loss: Tensor
     clipped: Tensor
-    """Tokens whose ratio left the clip range in the direction that clipping acts on."""
+    """Tokens that the objective's clipping acts on."""
     clamped: Tensor
     """Tokens whose log-ratio was beyond `MAX_LOG_RATIO`."""
     kl: Tensor
-    """Sum over tokens of the k3 estimate of KL(policy || reference)."""
+    """Sum over tokens of the estimate of KL(policy || reference)."""
     logprob_gap: Tensor
     """Sum over tokens of |log-probability here - as sampled|."""
     approx_kl: Tensor
@@ -100,39 +98,35 @@ def policy_loss(
     clip_high: float,
     reference: Tensor | None = None,
     kl_coefficient: float = 0.0,
+    objective: Objective = clipped,
+    divergence: Divergence = k3,
+    sample_of: Tensor | None = None,
+    before: Tensor | None = None,
+    correction: Tensor | None = None,
 ) -> PolicyLoss:
-    """Clipped policy-gradient loss with a KL penalty (PPO, Schulman et al. 2017, eq. 7; GRPO adds the KL term).
+    """Policy-gradient loss with a KL penalty; GRPO's with what is the default.
 
-    `sampled` are the behaviour policy's log-probabilities. Per token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
-    + kl_coefficient * k3, with r the importance ratio.
+    `sampled` are the behaviour policy's log-probabilities. Per token: `objective` of the importance ratio to `before`
+    (None: to `sampled`), `correction` times if given, plus kl_coefficient times `divergence`. `sample_of` says which
+    tokens are one sequence (None: all), for objectives that ask.
     """
-    raw = logprobs - sampled
-    log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    per_token = -torch.minimum(unclipped, clipped)
-    divergence = torch.zeros_like(logprobs)
+    start = sampled if before is None else before
+    sequences = torch.zeros(len(logprobs), dtype=torch.long) if sample_of is None else sample_of
+    per_token, held = objective(logprobs, start, advantages, sequences, Clip(clip_low, clip_high))
+    if correction is not None:
+        per_token = correction * per_token
+    estimate = torch.zeros_like(logprobs)
     if reference is not None:
-        divergence = k3(logprobs, reference)
-        per_token = per_token + kl_coefficient * divergence
+        estimate = divergence(logprobs, reference)
+        per_token = per_token + kl_coefficient * estimate
     return PolicyLoss(
         loss=(weights * per_token).sum(),
-        clipped=(clipped < unclipped).sum().detach(),
-        clamped=(raw.abs() > MAX_LOG_RATIO).sum().detach(),
-        kl=divergence.sum().detach(),
-        logprob_gap=raw.abs().sum().detach(),
+        clipped=held.sum().detach(),
+        clamped=((logprobs - start).abs() > MAX_LOG_RATIO).sum().detach(),
+        kl=estimate.sum().detach(),
+        logprob_gap=(logprobs - sampled).abs().sum().detach(),
         approx_kl=k3(sampled, logprobs.detach()).sum(),
     )
-
-
-def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Non-negative, low-variance estimate exp(d) - d - 1 with d = reference - logprob (Schulman 2020).
-
-    d is clamped *before* exp, so value and gradient stay finite for any input; beyond the clamp the gradient is 0.
-    """
-    difference = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return difference.exp() - difference - 1
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from deedrl.training.backend import frozen_at
 from deedrl.training.learner import Learner
 from deedrl.training.losses import NONE_SILENT, Normalisation, PolicyLoss, Silent, policy_loss, sample_weights
+from deedrl.training.objectives import DIVERGENCES, OBJECTIVES, DivergenceName, ObjectiveName, sampler_weights
 from deedrl.training.packing import Batch, pack
 from deedrl.training.samples import TrainingSample
 from deedrl.training.weighting import weighted
@@ -31,6 +33,12 @@ class PolicyUpdate:
     normalisation_tokens: int
     mini_batches: int = 1
     updates_per_batch: int = 1
+    objective: ObjectiveName = "clipped"
+    kl_estimator: DivergenceName = "k3"
+    sampler_cap: float | None = None
+    """Corrects for a sampler that is not the trainer's policy, with weights up to this; None does not."""
+    sampler_band: tuple[float, float] | None = None
+    """Tokens whose weight lies outside are left out; None leaves out none."""
 
 
 def update_policy(
@@ -53,7 +61,9 @@ def update_policy(
     cut = mini_batches(samples, settings.mini_batches)
     pieces = [packed(piece, settings, silent * (1 / len(cut))) for piece in cut]
     references = reference_logprobs(learner, pieces, reference, at_reference=at_reference)
-    objective = PolicyObjective(settings, references)
+    objective = PolicyObjective(
+        settings, references, None if settings.sampler_cap is None else logprobs_before(learner, pieces)
+    )
     updates = [
         learner.update(batches, objective, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm)
         for _ in range(settings.updates_per_batch)
@@ -69,27 +79,43 @@ def update_policy(
 
 
 class PolicyObjective:
-    """The clipped loss of one step's batches, and means over the action tokens of all passes for the log.
+    """The loss of one step's batches, and means over the action tokens of all passes for the log.
 
-    `references` are the reference policy's log-probabilities by a batch's `id`; empty without one.
+    `references` are the reference policy's log-probabilities by a batch's `id`; empty without one. `before` are those
+    of the policy before the first update, where the sampler's are not to be taken for them; what is missing there is
+    noted when it is computed first.
     """
 
-    def __init__(self, settings: PolicyUpdate, references: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, settings: PolicyUpdate, references: Mapping[int, Tensor], before: dict[int, Tensor] | None = None
+    ) -> None:
         self._settings = settings
         self._references = references
+        self._before = before
         self._parts: list[PolicyLoss] = []
         self._tokens: list[int] = []
+        self._corrections: list[Tensor] = []
 
     def __call__(self, batch: Batch, logprobs: Tensor) -> Tensor:
+        settings, correction = self._settings, None
+        start = None if self._before is None else self._before.setdefault(id(batch), logprobs.detach())
+        if start is not None and settings.sampler_cap is not None:
+            correction = sampler_weights(start, batch.logprobs, cap=settings.sampler_cap, band=settings.sampler_band)
+            self._corrections.append(correction)
         part = policy_loss(
             logprobs,
             batch.logprobs,
             batch.advantages,
             batch.weights[batch.sample_of],
-            clip_low=self._settings.clip_low,
-            clip_high=self._settings.clip_high,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
             reference=self._references.get(id(batch)),
-            kl_coefficient=self._settings.kl_coefficient,
+            kl_coefficient=settings.kl_coefficient,
+            objective=OBJECTIVES[settings.objective],
+            divergence=DIVERGENCES[settings.kl_estimator],
+            sample_of=batch.sample_of,
+            before=start,
+            correction=correction,
         )
         self._parts.append(replace(part, loss=part.loss.detach()))  # the graph must not outlive its micro-batch
         self._tokens.append(batch.action_tokens)
@@ -102,16 +128,32 @@ class PolicyObjective:
 
     def figures(self, first_batches: int) -> dict[str, float]:
         """What was seen so far; `first_batches` is the number of micro-batches of the first update."""
-        return {
+        figures = {
             "clip_fraction": self._mean("clipped"),
             "clamped_fraction": self._mean("clamped"),
             "approx_kl": self._mean("approx_kl"),
             # The gap between sampler and trainer is that before the first update; later the two differ on purpose.
             "logprob_gap": self._mean("logprob_gap", first_batches),
-        } | ({"kl": self._mean("kl")} if self._references else {})
+        }
+        if self._references:
+            figures["kl"] = self._mean("kl")
+        if self._corrections:
+            weights = torch.cat(self._corrections)
+            figures["sampler_weight"] = float(weights.mean())
+            figures["sampler_masked_fraction"] = float((weights == 0).float().mean())
+        return figures
 
     def _mean(self, name: str, batches: int | None = None) -> float:
         return sum(float(getattr(part, name)) for part in self._parts[:batches]) / sum(self._tokens[:batches])
+
+
+def logprobs_before(learner: Learner, pieces: Sequence[Sequence[Batch]]) -> dict[int, Tensor]:
+    """Log-probabilities [N] as they are now by each batch's `id`, but for the first piece: its update computes them."""
+    return {
+        id(batch): logprobs
+        for batches in pieces[1:]
+        for batch, logprobs in zip(batches, learner.logprobs(batches), strict=True)
+    }
 
 
 def mini_batches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:

@@ -26,6 +26,8 @@ class TrainingSample(Record, frozen=True):
     cut: bool = False
     """A limit cut the episode after this sample: a critic is asked for the value of the state after its last token."""
     weight: float = 1.0
+    turns: tuple[tuple[int, int], ...] = ()
+    """Index and number of action tokens of each turn in it, in order, where it was made from a trajectory."""
 
     def __post_init__(self) -> None:
         optional = {len(self.advantages), len(self.values), len(self.returns)} - {0}
@@ -79,7 +81,13 @@ def _joined(episode_id: str, steps: Sequence[Step]) -> TrainingSample:
         ids += [*completion.prompt_ids, *completion.token_ids]
         mask += [False] * context + [True] * sampled
         logprobs += [0.0] * context + list(completion.logprobs or [0.0] * sampled)
-    return TrainingSample(episode_id=episode_id, ids=tuple(ids), action_mask=tuple(mask), logprobs=tuple(logprobs))
+    return TrainingSample(
+        episode_id=episode_id,
+        ids=tuple(ids),
+        action_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        turns=tuple((step.index, len(step.completion.token_ids)) for step in steps),
+    )
 
 
 def collect_samples(
