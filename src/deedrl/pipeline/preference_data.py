@@ -177,7 +177,7 @@ def _sampler(session: Session) -> Callable[[Trajectory], list[TrainingSample]]:
 
     def samples_of(trajectory: Trajectory) -> list[TrainingSample]:
         as_recorded = samples_from(trajectory)
-        if as_recorded and trajectory.provenance.prompt_variant == session.prompt.name:
+        if as_recorded and trajectory.provenance.prompt_variant == session.prompt.recorded_name:
             return as_recorded
         if trajectory.task_id not in by_id or not trajectory.steps:
             return []

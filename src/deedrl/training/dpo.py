@@ -200,6 +200,9 @@ class _PackedPairs:
 
 
 def _divergence(batches: Sequence[Batch], logprobs: Sequence[Tensor]) -> float:
-    """The k3 estimate of KL(policy || reference), mean per action token of the episodes at hand."""
-    total = sum(float(k3(found, batch.logprobs).sum()) for batch, found in zip(batches, logprobs, strict=True))
+    """The k3 estimate of KL(reference || policy), mean per action token of the episodes at hand.
+
+    This way round, for these are samples of the reference or of policies like it, and none of the policy.
+    """
+    total = sum(float(k3(batch.logprobs, found).sum()) for batch, found in zip(batches, logprobs, strict=True))
     return total / sum(batch.action_tokens for batch in batches)
