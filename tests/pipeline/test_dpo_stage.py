@@ -1,4 +1,4 @@
-"""The stage `dpo` on a tiny model: that it learns, what it writes and says, and that an interruption changes nothing."""
+"""The stage `dpo` on a tiny model: that it learns, what it writes and says, that an interruption changes nothing."""
 
 from __future__ import annotations
 
@@ -136,10 +136,8 @@ def test_pairs_that_were_not_learnt_from_are_told_apart_too(finished: Path) -> N
 
 def test_all_figures_are_logged_and_the_report_shows_them(finished: Path) -> None:
     logged = read_metrics(finished)
-    for name in (
-        "loss reward_accuracy reward_margin chosen_reward rejected_reward chosen_logprob rejected_logprob "
-        "chosen_change rejected_change kl grad_norm learning_rate"
-    ).split():
+    of_sides = [f"{side}_{what}" for side in ("chosen", "rejected") for what in ("reward", "logprob", "change")]
+    for name in ("loss", "reward_accuracy", "reward_margin", *of_sides, "kl", "grad_norm", "learning_rate"):
         assert set(logged[f"dpo/{name}"]) == set(range(1, STEPS + 1)), name
     data = report_data(finished)
     assert {"reward_accuracy", "loss"} <= {one.name for one in data.series if one.stage == "dpo"}
@@ -296,7 +294,7 @@ def test_a_stage_that_lost_its_episodes_says_so(taught: dict[str, Any], tmp_path
     with pytest.raises(Interruption):
         play(tmp_path / "run", made(taught), Watching(at=1))
     (tmp_path / "run" / "trajectories" / "dpo.jsonl").unlink()
-    with pytest.raises(StoreError, match="are missing .* put the stores back"):
+    with pytest.raises(StoreError, match=r"are missing .* put the stores back"):
         play(tmp_path / "run", made(taught))
 
 

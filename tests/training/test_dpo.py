@@ -219,7 +219,7 @@ def test_recorded_logprobs_are_those_of_a_plain_pass_however_few_are_read_togeth
     plain, expected = kit.plain(), []
     for samples in episodes.values():
         for sample in samples:
-            logits = plain(torch.tensor([sample.ids])).logits[0].float().log_softmax(-1)
+            logits = plain(torch.tensor([sample.ids])).logits[0].detach().log_softmax(-1)
             expected += [float(logits[i - 1, sample.ids[i]]) for i, act in enumerate(sample.action_mask) if act]
     for together in (2, 64):
         monkeypatch.setattr(dpo, "RECORDED_TOGETHER", together)

@@ -54,6 +54,7 @@ def episodes(**actions):
             solved=True,
             reward=1.0,
             steps=1,
+            action_tokens=len(tokens),
         )
         for name, tokens in actions.items()
     }

@@ -188,11 +188,11 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
         trained = stage.steps * stage.batch_size if stage.steps else (stage.epochs or 0) * _positives(recipe)
         return validations, validations, trained
     if isinstance(stage, Dpo):
-        pairs = PAIRS_PER_EPISODE * (_played_before(recipe, stage) + stage.tasks * stage.samples_per_task)
+        own = stage.tasks * stage.samples_per_task
+        pairs = PAIRS_PER_EPISODE * (_played_before(recipe, stage) + own)
         steps = stage.steps or max(1, math.ceil((stage.epochs or 0) * pairs / stage.pairs_per_step))
         validations = (_validations(steps, stage.validate_every) + 1) * stage.validation_tasks
-        played = stage.tasks * stage.samples_per_task
-        return stage.tasks + validations, played + validations, 2 * steps * stage.pairs_per_step
+        return stage.tasks + validations, own + validations, 2 * steps * stage.pairs_per_step
     if isinstance(stage, OnlineSettings):
         groups = stage.steps * stage.tasks_per_step
         validations = (_validations(stage.steps, stage.validate_every) + 1) * stage.validation_tasks

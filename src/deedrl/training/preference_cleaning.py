@@ -54,7 +54,8 @@ def clean(
 
 def without_equal_sequences(pairs: Pairs, episodes: Episodes) -> list[PreferencePair]:
     """Drops pairs whose sides did the same, token for token: nothing of the policy's tells them apart (case C07)."""
-    return [pair for pair in pairs if episodes[pair.chosen].actions != episodes[pair.rejected].actions]
+    number = _numbers(episodes, lambda episode: episode.actions)
+    return [pair for pair in pairs if number[pair.chosen] != number[pair.rejected]]
 
 
 def without_equal_rewards(pairs: Pairs) -> list[PreferencePair]:
@@ -179,6 +180,11 @@ def split_by_task(pairs: Pairs, share: float, seed: int) -> tuple[list[Preferenc
 
 def _directions(episodes: Episodes) -> Callable[[PreferencePair], tuple[int, int]]:
     """From a pair to numbers of its two sequences, equal for equal sequences."""
+    number = _numbers(episodes, lambda episode: episode.sequence)
+    return lambda pair: (number[pair.chosen], number[pair.rejected])
+
+
+def _numbers(episodes: Episodes, key: Callable[[Candidate], Hashable]) -> dict[str, int]:
+    """A number for each episode, equal where keys are: long sequences are compared once, not once a pair."""
     numbers: dict[Hashable, int] = {}
-    of = {name: numbers.setdefault(episode.sequence, len(numbers)) for name, episode in episodes.items()}
-    return lambda pair: (of[pair.chosen], of[pair.rejected])
+    return {name: numbers.setdefault(key(episode), len(numbers)) for name, episode in episodes.items()}

@@ -24,6 +24,7 @@ class Candidate(Record, frozen=True):
     solved: bool
     reward: float
     steps: int
+    action_tokens: int
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -119,6 +120,7 @@ def candidates(
             solved=trajectory.solved,
             reward=trajectory.reward,
             steps=len(trajectory.steps),
+            action_tokens=sum(sample.action_tokens for sample in samples),
         )
     return [found[name] for name in sorted(found)], CandidateCounts(**counts)
 
@@ -213,6 +215,6 @@ def _pair(kind: Kind, chosen: Candidate, rejected: Candidate) -> PreferencePair:
         chosen=chosen.episode_id,
         rejected=rejected.episode_id,
         margin=chosen.reward - rejected.reward,
-        chosen_tokens=len(chosen.actions),
-        rejected_tokens=len(rejected.actions),
+        chosen_tokens=chosen.action_tokens,
+        rejected_tokens=rejected.action_tokens,
     )
