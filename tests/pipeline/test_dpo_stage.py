@@ -28,7 +28,7 @@ from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 from deedrl.training.preferences import PreferencePair
-from deedrl.types import Action, Completion, RewardBreakdown, Step, Task, ToolOutput, Trajectory, Verdict
+from deedrl.types import Action, Completion, RewardBreakdown, Step, ToolOutput, Trajectory, Verdict
 
 STEPS = 10
 TASKS = {"train": 16, "validation": 16, "test": 4, "test_unseen": 0}
@@ -145,6 +145,16 @@ def test_all_figures_are_logged_and_the_report_shows_them(finished: Path) -> Non
     figures = dict(row.figures)
     assert int(float(figures["pairs"])) == len(report_of(finished).pairs)
     assert figures["steps"] == str(STEPS)
+
+
+def test_F20_the_best_validated_weights_become_the_policy(finished: Path) -> None:
+    completion = {step: value or 0.0 for step, value in read_metrics(finished)["dpo/validation_completion"].items()}
+    best = CheckpointFolder(finished / "checkpoints" / "dpo").best()
+    assert best is not None
+    assert completion[best.step] == max(completion.values())
+    adapter = load_file(finished / "adapter" / "adapter_model.safetensors")
+    for key, value in adapter.items():
+        assert torch.equal(value, best.tensors[f"parameter.{key.removesuffix('.weight')}.default.weight"])
 
 
 def test_the_report_of_pairs_adds_up(finished: Path) -> None:
@@ -283,9 +293,17 @@ def test_C17_an_interrupted_stage_resumes_to_the_same_parameters_moments_and_fig
 ) -> None:
     with pytest.raises(Interruption):
         play(tmp_path / "run", made(taught), Watching(at=at))
-    # What was stored since must not change the pairs that the stage has begun to learn from.
+    # What was stored since must not change the pairs that the stage has begun to learn from: it contradicts them all.
     store = tmp_path / "run" / "trajectories" / "dpo.jsonl"
-    late = [msgspec.structs.replace(t, episode_id=f"late-{t.episode_id}") for t in TrajectoryStore(store)]
+    late = [
+        msgspec.structs.replace(
+            t,
+            episode_id=f"late-{t.episode_id}",
+            verdict=Verdict(solved=not t.solved),
+            breakdown=RewardBreakdown(total=1.0 - (t.reward or 0.0)),
+        )
+        for t in TrajectoryStore(store)
+    ]
     TrajectoryStore(store).append_many(late)
     assert_same_result(finished, play(tmp_path / "run", made(taught)))
 
@@ -353,11 +371,6 @@ def test_cost_of_episodes_steps_and_validations() -> None:
     [by_pairs] = cost(steps=None, epochs=1, validate_every=0).stages
     assert by_pairs.trained_tokens == pytest.approx(found.trained_tokens * 4 / 5), "12 pairs of 24 episodes, 3 a step"
     assert cost().memory.reference == 0
-
-
-def test_one_task_prompt_is_not_another() -> None:
-    """The tasks of these tests differ in what is never shown, and are tasks of their own all the same."""
-    assert Task.create("Take A.", initial_state={"n": 1}).id != Task.create("Take A.", initial_state={"n": 2}).id
 
 
 def test_the_command_runs_dpo_stages_only(finished: Path) -> None:
