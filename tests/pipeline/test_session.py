@@ -16,11 +16,12 @@ from deedrl.errors import CheckpointError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.context import StageContext
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.grpo_stage import silent_part
-from deedrl.pipeline.online import Validations, family_weights, update_settings
+from deedrl.pipeline.online import family_weights, update_settings
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.step_episodes import sampled_entropy
+from deedrl.pipeline.validation import Validations
 from deedrl.reports.progress import make_progress
 from deedrl.rollouts.limits import Limits
 from deedrl.tasks.pool import TaskPool

@@ -22,7 +22,7 @@ from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
 from deedrl.evaluation.figures import share
 from deedrl.evaluation.metrics import compute_metrics
-from deedrl.pipeline import grpo_stage, online, sft_stage
+from deedrl.pipeline import grpo_stage, online, sft_stage, validation
 from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
@@ -277,7 +277,7 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """Folder, last figures and warnings of a grpo stage whose validations go up and then down, all alarms raised."""
     scores = {0: 0.25, 2: 0.75, 4: 0.5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
+        patch.setattr(validation, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
         patch.setattr(online, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
         patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")

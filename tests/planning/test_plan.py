@@ -161,7 +161,7 @@ def test_the_text_names_every_part_of_the_memory() -> None:
 def test_what_was_not_measured_says_so() -> None:
     assert notes(request()) == ()
     assert notes(request(algorithm="ppo")) == ()
-    assert "DPO is not built yet" in notes(request(algorithm="dpo"))[0]
+    assert "not checked by measurement" in notes(request(algorithm="dpo"))[0]
     assert "for comparison" in notes(request(algorithm="ppo", critic="model"))[0]
     assert any("data sheets, not measured" in note for note in notes(request(machine=with_gpus(2, 24))))
     assert any("guessed from the size" in note for note in notes(request(SEVEN)))

@@ -1,4 +1,4 @@
-"""``deedrl eval``, ``collect``, ``sft``, ``train``, ``ppo`` and ``mine``: single stages of a recipe in a run folder."""
+"""``deedrl eval``, ``collect``, ``sft``, ``train``, ``ppo``, ``dpo``, ``mine``: single stages in a run folder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "sft": (("sft",), "Fine-tune on the kept trajectories of a run."),
     "train": (("grpo",), "Improve the policy of a run online with GRPO."),
     "ppo": (("ppo",), "Improve the policy of a run online with PPO and a critic."),
+    "dpo": (("dpo",), "Improve the policy of a run on pairs of its stored episodes with DPO."),
     "mine": (("mine",), "Find the tasks a run's policy still fails at and train on them."),
 }
 

@@ -27,6 +27,10 @@ FEWEST_TURNS = 8
 TIMEOUT_SHARE = 0.02
 """Share of episodes that ran out of time from which on that is said: they count as not solved."""
 
+DISPLACEMENT = -0.1
+"""Nats per action token that chosen episodes lose against the start, on average, from which on DPO says so: an episode
+of 80 tokens is then a three-thousandth as likely as it was."""
+
 
 def mute_alarm(episodes: Sequence[Trajectory], recipe: Recipe) -> str | None:
     """Speaks when episodes ended before their first turn for want of context."""
@@ -110,6 +114,18 @@ def anchor_alarm(company: Company) -> str | None:
         f"a sibling was in the state of {company.share:.0%} of the turns after the first, so credit by anchors adds "
         "little to credit by outcome; let state_hash leave out what does not matter and tools answer alike in equal "
         "states, or set credit to outcome or returns"
+    )
+
+
+def displacement_alarm(figures: Mapping[str, float]) -> str | None:
+    """Speaks when chosen episodes become less likely while the margin grows (Razin et al. 2024, arXiv 2410.08847)."""
+    change = figures["chosen_change"]
+    if change > DISPLACEMENT or figures["reward_margin"] <= 0:
+        return None
+    return (
+        f"chosen episodes lost {-change:.2g} nats a token since the stage began while their margin over rejected ones "
+        f"({-figures['rejected_change']:.2g} nats lost) grew to {figures['reward_margin']:.3g}: the policy moves away "
+        "from both, to what no pair speaks of; set sft_coefficient (1.0, say), lower learning_rate or raise beta"
     )
 
 

@@ -11,15 +11,13 @@ import msgspec
 from deedrl.evaluation.metrics import Metrics, compute_metrics
 from deedrl.pipeline.context import Bar
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stage_settings import ColdStart
+from deedrl.pipeline.stage_settings import NEGATIVES, POSITIVES, ColdStart
 from deedrl.rollouts.demonstration import demonstration_policy
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.prompting import DISTRACTORS, PromptVariant
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
 from deedrl.types import Record, Source, Task, Trajectory
-
-POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
 
 
 class ColdStartReport(Record, frozen=True):

@@ -8,11 +8,12 @@ a range. Memory is that of `deedrl plan` (`deedrl.planning.memory`), of the stag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from deedrl.config import Settings
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Evaluate, Grpo, Mine, Recipe, Sft
+from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Dpo, Evaluate, Grpo, Mine, Recipe, Sft
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS, TURN_TOKENS, TURNS, Load
 from deedrl.planning.machine import GIB, HIGH, LOW, Machine, Throughput, span, throughput
@@ -22,6 +23,8 @@ from deedrl.planning.shape import ModelShape, model_shape
 
 POSITIVE_SHARE = 0.4
 """Share of sampled trajectories a cold start typically keeps."""
+PAIRS_PER_EPISODE = 0.5
+"""Preference pairs that are typically left of each episode played in training."""
 
 
 class StageCost(Settings, frozen=True, kw_only=True):
@@ -89,19 +92,20 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
     )
 
 
-def _training(recipe: Recipe) -> list[Sft | OnlineSettings]:
+def _training(recipe: Recipe) -> list[Sft | OnlineSettings | Dpo]:
     """The stages whose settings updates follow; mining trains by those of the grpo stage."""
-    return [stage for stage in recipe.stages if isinstance(stage, Sft | OnlineSettings)]
+    return [stage for stage in recipe.stages if isinstance(stage, Sft | OnlineSettings | Dpo)]
 
 
-def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings, machine: Machine, bf16: bool) -> MemorySettings:
+def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings | Dpo, machine: Machine, bf16: bool) -> MemorySettings:
     adapter = recipe.model.adapter
+    episodes, siblings = _step_episodes(stage)
     load = Load(
         prefix_tokens=PREFIX_TOKENS,
         own_tokens=min(_own_tokens(recipe), recipe.limits.max_tokens_per_episode),
         longest_tokens=_longest_tokens(recipe),
-        episodes=stage.batch_size if isinstance(stage, Sft) else stage.tasks_per_step * stage.group_size,
-        group_size=1 if isinstance(stage, Sft) else stage.group_size,
+        episodes=episodes,
+        group_size=siblings,
         micro_batch_tokens=stage.micro_batch_tokens,
         concurrency=recipe.concurrency,
     )
@@ -116,6 +120,17 @@ def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings, machine: Machi
         load=load,
         overlapped=isinstance(stage, Grpo) and stage.max_staleness > 0,
     )
+
+
+def _step_episodes(stage: Sft | OnlineSettings | Dpo) -> tuple[int, int]:
+    """Episodes that a step learns from, and how many of them are of one task."""
+    match stage:
+        case Sft():
+            return stage.batch_size, 1
+        case Dpo():
+            return 2 * stage.pairs_per_step, 2
+        case _:
+            return stage.tasks_per_step * stage.group_size, stage.group_size
 
 
 def _turns(recipe: Recipe) -> int:
@@ -149,6 +164,8 @@ def _stage_cost(recipe: Recipe, stage: AnyStage, shape: ModelShape, speed: Throu
         passes = (passes if stage.critic == "value_head" else 2 * passes) + 2 / stage.updates_per_batch
     if isinstance(stage, OnlineSettings) and stage.kl_coefficient:
         passes += 2 / stage.updates_per_batch  # the reference's forward pass
+    if isinstance(stage, Dpo):
+        passes += 2  # each step's first pass; the reference's, once a pair, is less than what pairs share
     seconds = shape.parameters * (2 * sampled / speed.decode + 2 * read / speed.prefill + passes * learnt / speed.train)
     return StageCost(
         name=stage.title, episodes=round(episodes), sampled_tokens=sampled, trained_tokens=learnt, seconds=seconds
@@ -170,6 +187,12 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
         validations = sum(stage.validates(done) for done in range(1, steps + 1)) * stage.validation_tasks
         trained = stage.steps * stage.batch_size if stage.steps else (stage.epochs or 0) * _positives(recipe)
         return validations, validations, trained
+    if isinstance(stage, Dpo):
+        own = stage.tasks * stage.samples_per_task
+        pairs = PAIRS_PER_EPISODE * (_played_before(recipe, stage) + own)
+        steps = stage.steps or max(1, math.ceil((stage.epochs or 0) * pairs / stage.pairs_per_step))
+        validations = (_validations(steps, stage.validate_every) + 1) * stage.validation_tasks
+        return stage.tasks + validations, own + validations, 2 * steps * stage.pairs_per_step
     if isinstance(stage, OnlineSettings):
         groups = stage.steps * stage.tasks_per_step
         validations = (_validations(stage.steps, stage.validate_every) + 1) * stage.validation_tasks
@@ -184,6 +207,14 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
         stage.tasks * stage.attempts + groups * grpo.group_size,
         groups * grpo.group_size,
     )
+
+
+def _played_before(recipe: Recipe, stage: Dpo) -> float:
+    """Episodes that the stages before `stage` play and may be learnt from, validations not counted."""
+    before = recipe.stages[: recipe.stages.index(stage)]
+    online = sum(s.steps * s.tasks_per_step * s.group_size for s in before if isinstance(s, OnlineSettings))
+    probed = sum(s.tasks * s.attempts for s in before if isinstance(s, Mine))
+    return online + probed + sum(s.tasks * s.samples_per_task for s in before if isinstance(s, ColdStart))
 
 
 def _validations(steps: int, every: int) -> int:

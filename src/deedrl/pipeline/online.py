@@ -6,9 +6,8 @@ The best validated policy stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -19,7 +18,7 @@ from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_base import OnlineSettings
-from deedrl.pipeline.validation import held_out_score, validate
+from deedrl.pipeline.validation import Validations, keep_best, validated
 from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
@@ -117,7 +116,7 @@ def train_online(
             if stage.patience_steps and number - best.step >= stage.patience_steps:
                 progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
                 break
-    _keep_best(session, learner, checkpoints, stage.title)
+    keep_best(session, learner, checkpoints, stage.title)
     return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
 
 
@@ -160,33 +159,6 @@ def warn(session: Session, stage: str, *alarms: str | None) -> None:
 # ---------------------------------------------------------------- checkpoints
 
 
-@dataclass(frozen=True)
-class Validations:
-    """The best validation so far, and by family what the latest one solved."""
-
-    step: int = 0
-    score: float | None = None
-    completion: float | None = None
-    solved: Mapping[str, float] = field(default_factory=dict)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "best_step": self.step,
-            "best_score": self.score,
-            "best_completion": self.completion,
-            "solved_by_family": dict(self.solved),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Validations:
-        return cls(
-            step=int(state.get("best_step", 0)),
-            score=state.get("best_score"),
-            completion=state.get("best_completion"),
-            solved=state.get("solved_by_family", {}),
-        )
-
-
 def _validated(
     session: Session,
     stage: OnlineSettings,
@@ -196,16 +168,8 @@ def _validated(
     step: int,
     best: Validations,
 ) -> Validations:
-    metrics = validate(session, stage.title, step, stage.validation_tasks)
-    # What sampling guesses from what it saw decides about rounding, and a resume at this step has not seen this.
-    session.rest_policies()
-    score = held_out_score(metrics)
-    shares = {family: group.completion_rate.value for family, group in metrics.by_family.items()}
-    solved = {family: share for family, share in shares.items() if share is not None}
-    if score is not None and (best.score is None or score > best.score):
-        best = Validations(step, score, metrics.completion_rate.value)
-    best = replace(best, solved=solved)
-    checkpoints.save(step, _with_reference(learner, reference), best.state(), score)
+    tensors = partial(_with_reference, learner, reference)
+    best = validated(session, stage.title, stage.validation_tasks, checkpoints, tensors, step, best)
     warn(session, stage.title, held_out_alarm(session.run.folder, stage.title, step))
     return best
 
@@ -227,12 +191,3 @@ def _resume(
         reference[index] = saved.tensors[f"reference.{name}"]
     session.weights_changed(f"{stage}:{saved.step}")
     return saved.step, Validations.from_state(saved.state)
-
-
-def _keep_best(session: Session, learner: Trainee, checkpoints: CheckpointFolder, stage: str) -> None:
-    """The best validated weights become the policy of the run (case F20)."""
-    best = checkpoints.best()
-    if best is not None:
-        learner.load_tensors(best.tensors)
-        session.weights_changed(f"{stage}:{best.step}")
-    session.save_policy()

@@ -28,6 +28,7 @@ from deedrl.config import (
     to_plain,
 )
 from deedrl.errors import ConfigError, suggest
+from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.stage_base import OnlineSettings, StageSettings
@@ -45,6 +46,7 @@ __all__ = [
     "AnyStage",
     "Baseline",
     "ColdStart",
+    "Dpo",
     "Evaluate",
     "Grpo",
     "Mine",
@@ -262,7 +264,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 f"{path}.also_unseen",
                 "tasks.test_unseen is 0; give it tasks or set also_unseen to false",
             )
-        if isinstance(stage, OnlineSettings) or (isinstance(stage, Sft) and stage.validate_every):
+        if isinstance(stage, OnlineSettings | Dpo) or (isinstance(stage, Sft) and stage.validate_every):
             require(has("validation"), path, "validation needs tasks; tasks.validation is 0")
         if isinstance(stage, OnlineSettings):
             require(
@@ -276,6 +278,9 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 f"expected 0 with model.adapter: null, got {stage.max_staleness}: where all weights are trained, "
                 "sampling shares some with a running update; set it to 0 or train an adapter",
             )
+        if isinstance(stage, Dpo):
+            stores = [store for other in self.stages for store in other.training_stores]
+            stage.validate_among(path, stores, self.sampling.temperature)
         if isinstance(stage, Ppo):
             require(
                 stage.critic != "adapter" or self.model.adapter is not None,

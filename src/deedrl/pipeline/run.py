@@ -124,6 +124,12 @@ class Run:
         keep_last = self.recipe.checkpoints.keep_last
         return CheckpointFolder(folder, owner=self.config_hash, keep_last=keep_last, warn=warned)
 
+    def preferences(self, stage: str) -> Path:
+        """Folder of what the dpo stage called `stage` made pairs of."""
+        folder = self._made("preferences") / stage
+        folder.mkdir(exist_ok=True)
+        return folder
+
     @property
     def adapter_folder(self) -> Path:
         """Where the latest policy lies as a PEFT adapter (or a model folder when all weights are trained)."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from deedrl.errors import DeedRLError
-from deedrl.pipeline.cold_start_stage import POSITIVES
 from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stage_settings import ColdStart, Sft
+from deedrl.pipeline.stage_settings import POSITIVES, ColdStart, Sft
 from deedrl.pipeline.validation import validate
 from deedrl.policies.local.attention import context_limit
 from deedrl.training.learner import Learner, scheduled_rate

@@ -36,6 +36,11 @@ class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):
         """The stage's name within the run: `name`, or the value of ``stage``."""
         return self.name or self.kind
 
+    @property
+    def training_stores(self) -> tuple[str, ...]:
+        """Names of the trajectory stores it fills with episodes that may be learnt from; none of its validations."""
+        return ()
+
     def validate(self, path: str) -> None:
         """Raises `ConfigError` if values do not go together; `path` is the dotted path of this stage."""
 
@@ -88,6 +93,10 @@ class OnlineSettings(StageSettings, frozen=True, kw_only=True):
     """Validation tasks played each time; the best checkpoint is chosen by their completion rate."""
     patience_steps: Count = 0
     """Stops after this many steps without a better validation; 0 never stops early."""
+
+    @property
+    def training_stores(self) -> tuple[str, ...]:
+        return (self.title,)
 
     def validate(self, path: str) -> None:
         require(

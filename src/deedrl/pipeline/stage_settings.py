@@ -21,10 +21,14 @@ from deedrl.config import (
     Share,
     require,
 )
+from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.stage_base import Schedule, StageSettings
 from deedrl.types import Split
+
+POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
+"""Stores of what cold starts keep; `sft` learns from the positives."""
 
 PromptPerturbation = Literal["plain", "tool_order", "distractor"]
 
@@ -81,6 +85,10 @@ class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
     """Trajectories played by the environment's own ``demonstrate``, on tasks that sampling does not use."""
     max_demonstration_share: Share = 1.0
     """Ceiling on the share of demonstrations among the positives."""
+
+    @property
+    def training_stores(self) -> tuple[str, ...]:
+        return (POSITIVES, NEGATIVES, f"{self.title}-samples", f"{self.title}-demonstrations")
 
     def validate(self, path: str) -> None:
         require(
@@ -175,9 +183,13 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
     learning_rate: LearningRate | None = None
     """Constant learning rate; null means half the peak of the recipe's last `grpo` stage."""
 
+    @property
+    def training_stores(self) -> tuple[str, ...]:
+        return (f"{self.title}-probe", self.title)
+
     def validate(self, path: str) -> None:
         low, high = self.band
         require(low < high, f"{path}.band", f"expected [low, high] with low < high, got [{low:g}, {high:g}]")
 
 
-AnyStage = Baseline | Evaluate | ColdStart | Sft | Grpo | Ppo | Mine
+AnyStage = Baseline | Evaluate | ColdStart | Sft | Grpo | Ppo | Dpo | Mine

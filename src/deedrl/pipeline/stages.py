@@ -17,6 +17,8 @@ from deedrl.evaluation.summary import UNSEEN_SUFFIX, StageSummary, Summary, writ
 from deedrl.memory import peak_gb
 from deedrl.pipeline.cold_start_stage import cold_start_stage
 from deedrl.pipeline.context import Progress, StageContext
+from deedrl.pipeline.dpo_settings import Dpo
+from deedrl.pipeline.dpo_stage import dpo_stage
 from deedrl.pipeline.evaluation_stage import evaluate_stage
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.grpo_stage import grpo_stage
@@ -70,6 +72,8 @@ def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
             return dict(grpo_stage(session, stage))
         case Ppo():
             return dict(ppo_stage(session, stage))
+        case Dpo():
+            return dict(dpo_stage(session, stage))
         case Mine():
             return mine_stage(session, stage)
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
 from deedrl.evaluation.metrics import Metrics, compute_metrics
+from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.session import Session
 
 
@@ -39,3 +46,71 @@ def held_out_score(metrics: Metrics) -> float | None:
     if not completion.denominator:
         return None
     return (completion.numerator + (metrics.mean_reward.value or 0.0)) / (completion.denominator + 1)
+
+
+# ---------------------------------------------------------------- the best so far
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The best validation so far, and by family what the latest one solved."""
+
+    step: int = 0
+    score: float | None = None
+    completion: float | None = None
+    solved: Mapping[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "best_step": self.step,
+            "best_score": self.score,
+            "best_completion": self.completion,
+            "solved_by_family": dict(self.solved),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Validations:
+        return cls(
+            step=int(state.get("best_step", 0)),
+            score=state.get("best_score"),
+            completion=state.get("best_completion"),
+            solved=state.get("solved_by_family", {}),
+        )
+
+
+def validated(
+    session: Session,
+    stage: str,
+    tasks: int,
+    checkpoints: CheckpointFolder,
+    tensors: Callable[[], Mapping[str, Tensor]],
+    step: int,
+    best: Validations,
+) -> Validations:
+    """Validates the weights after `step` and saves a scored checkpoint of `tensors`; returns the best so far."""
+    metrics = validate(session, stage, step, tasks)
+    # What sampling guesses from what it saw decides about rounding, and a resume at this step has not seen this.
+    session.rest_policies()
+    score = held_out_score(metrics)
+    shares = {family: group.completion_rate.value for family, group in metrics.by_family.items()}
+    solved = {family: share for family, share in shares.items() if share is not None}
+    if score is not None and (best.score is None or score > best.score):
+        best = Validations(step, score, metrics.completion_rate.value)
+    best = replace(best, solved=solved)
+    checkpoints.save(step, tensors(), best.state(), score)
+    return best
+
+
+class Restorable(Protocol):
+    """What can be put back to saved weights."""
+
+    def load_tensors(self, state: dict[str, Tensor]) -> None: ...
+
+
+def keep_best(session: Session, learner: Restorable, checkpoints: CheckpointFolder, stage: str) -> None:
+    """The best validated weights become the policy of the run (case F20)."""
+    best = checkpoints.best()
+    if best is not None:
+        learner.load_tensors(best.tensors)
+        session.weights_changed(f"{stage}:{best.step}")
+    session.save_policy()

@@ -49,7 +49,7 @@ class Request(Settings, frozen=True, kw_only=True):
         """Of the machine, or of each GPU."""
         settings = MemorySettings(
             samples=self.samples,
-            reference=self.algorithm != "sft",
+            reference=self.algorithm in ("grpo", "ppo"),  # DPO keeps the log-probabilities alone
             critic=self.critic if self.algorithm == "ppo" else "none",
             tuning=self.tuning,
             rank=self.rank,
@@ -75,6 +75,7 @@ class StepTime(Settings, frozen=True, kw_only=True):
 
     sampling: float
     reference: float
+    """Of the pass before the update: the reference's, or of DPO the policy's, which says how pairs weigh."""
     update: float
 
     @property
@@ -138,7 +139,7 @@ def notes(request: Request) -> tuple[str, ...]:
     if not request.shape.known:
         found.append("the model's shape is guessed from the size in its name; give its folder for a better estimate")
     if request.algorithm == "dpo":
-        found.append("DPO is not built yet: its figures are the formula's alone, not checked by measurement")
+        found.append("DPO's figures are the formula's alone, not checked by measurement")
     if request.algorithm == "ppo" and request.critic == "model":
         found.append("a second model as the critic is for comparison: recipes build value_head or adapter")
     if request.machine.gpus:

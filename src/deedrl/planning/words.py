@@ -97,7 +97,8 @@ def _memory_lines(request: Request) -> list[str]:
 
 def _time_lines(request: Request) -> list[str]:
     time, load = step_time(request), request.load
-    parts = (("sampling", time.sampling), ("reference pass", time.reference), ("update", time.update))
+    first = "first pass" if request.algorithm == "dpo" else "reference pass"
+    parts = (("sampling", time.sampling), (first, time.reference), ("update", time.update))
     tokens = f"{load.episodes} episodes of {load.prefix_tokens} + {load.own_tokens} tokens"
     return [
         f"{f'time of a step ({tokens})':<46}",

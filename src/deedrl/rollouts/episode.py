@@ -338,7 +338,7 @@ class Episode:
             policy_version=self._policy_version,
             source="guided" if guided else given.source,
             tool_versions=self._versions,
-            prompt_variant="" if variant.name == "plain" else variant.name,
+            prompt_variant=variant.recorded_name,
         )
 
 

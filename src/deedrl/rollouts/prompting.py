@@ -53,6 +53,11 @@ class PromptVariant(Record, frozen=True):
     detailed: bool = False
     instructions: str | None = None
 
+    @property
+    def recorded_name(self) -> str:
+        """What a trajectory's provenance calls it: empty for the plain prompt."""
+        return "" if self.name == "plain" else self.name
+
 
 def prompt_variants(
     rng: random.Random, count: int, strength: float, *, detailed: bool = False
