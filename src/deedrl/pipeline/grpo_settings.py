@@ -53,9 +53,6 @@ class Grpo(OnlineSettings, frozen=True, kw_only=True, tag="grpo"):
     this; null takes the two for the same."""
     sampler_band: tuple[NonNegative, PositiveFloat] | None = None
     """With `sampler_cap`, tokens whose weight lies outside are left out of the loss."""
-    carried_moments: bool = False
-    """AdamW's moments go on from the training stage before this one. Fresh ones make all parameters move equally far in
-    the first steps, whether they hold a signal or noise."""
     refill_attempts: Count = 1
     """Rounds of fresh tasks sampled in a step to replace groups without a signal."""
 

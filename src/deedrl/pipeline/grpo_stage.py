@@ -61,8 +61,6 @@ def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
 def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
     """`stage.steps` updates from where the stage stopped; ends with the best validated weights, saved."""
     learner = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
-    if stage.carried_moments:
-        learner.optimiser.load_moments(session.state_before(stage.title))
     supply = stage.tasks_per_step * (1 + stage.refill_attempts)
     return train_online(
         session,

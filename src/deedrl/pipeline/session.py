@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from msgspec.structs import asdict
-from torch import Tensor
 
 from deedrl.environments.contract import checked_tasks, own_rubric
 from deedrl.environments.environment import Environment
@@ -217,14 +216,6 @@ class Session:
 
     def checkpoints(self, stage: str) -> CheckpointFolder:
         return self.run.checkpoints(stage, self.context.progress.warn)
-
-    def state_before(self, stage: str) -> dict[str, Tensor]:
-        """The newest checkpoint of the last stage before `stage` that has one; empty if none has."""
-        titles = [other.title for other in self.recipe.stages]
-        for title in reversed(titles[: titles.index(stage)]):
-            if (saved := self.checkpoints(title).latest()) is not None:
-                return dict(saved.tensors)
-        return {}
 
     # ------------------------------------------------------------ episodes
 

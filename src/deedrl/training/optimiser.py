@@ -94,15 +94,10 @@ class Optimiser:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"parameter.{name}"])
-        self.load_moments(state)
-
-    def load_moments(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the moments that `tensors` returned, and leaves the parameters as they are."""
-        for name, parameter in self.parameters.items():
-            moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
-            self._optimizer.state.pop(parameter, None)
-            if moments:
-                self._optimizer.state[parameter] = moments
+                moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
+                self._optimizer.state.pop(parameter, None)
+                if moments:
+                    self._optimizer.state[parameter] = moments
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         held: dict[str, Any] = self._optimizer.state.get(parameter, {})
