@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -79,3 +80,9 @@ def compiler() -> str:
     if found is None:
         pytest.skip("there is no C compiler")
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """A shell starts background jobs deaf to interrupts, and what tests Ctrl-C would wait for nothing."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
