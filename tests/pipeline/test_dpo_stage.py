@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
+from watching import Interruption, Watching
 
 from deedrl.cli.main import main
 from deedrl.config import dump_yaml
@@ -45,40 +46,6 @@ DPO: dict[str, Any] = {
     "validate_every": 4,
     "validation_tasks": 16,
 }
-
-
-class Interruption(Exception):
-    pass
-
-
-class Watching:
-    """Quiet progress that keeps what is said and raises when step `at` of the stage is done."""
-
-    def __init__(self, at: int = 0) -> None:
-        self._quiet = make_progress("quiet")
-        self._left = at
-        self.said: list[str] = []
-        self.warnings: list[str] = []
-
-    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Any:
-        return self if title == "dpo" else self._quiet.bar(title, total, unit, done)
-
-    def __enter__(self) -> Watching:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def advance(self, count: int = 1, **figures: object) -> None:
-        self._left -= count
-        if self._left == 0:
-            raise Interruption
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -292,7 +259,7 @@ def test_C17_an_interrupted_stage_resumes_to_the_same_parameters_moments_and_fig
     finished: Path, taught: dict[str, Any], tmp_path: Path, at: int
 ) -> None:
     with pytest.raises(Interruption):
-        play(tmp_path / "run", made(taught), Watching(at=at))
+        play(tmp_path / "run", made(taught), Watching("dpo", at=at))
     # What was stored since must not change the pairs that the stage has begun to learn from: it contradicts them all.
     store = tmp_path / "run" / "trajectories" / "dpo.jsonl"
     late = [
@@ -310,7 +277,7 @@ def test_C17_an_interrupted_stage_resumes_to_the_same_parameters_moments_and_fig
 
 def test_a_stage_that_lost_its_episodes_says_so(taught: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Interruption):
-        play(tmp_path / "run", made(taught), Watching(at=1))
+        play(tmp_path / "run", made(taught), Watching("dpo", at=1))
     (tmp_path / "run" / "trajectories" / "dpo.jsonl").unlink()
     with pytest.raises(StoreError, match=r"are missing .* put the stores back"):
         play(tmp_path / "run", made(taught))

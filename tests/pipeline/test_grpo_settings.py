@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from watching import Watching
 
 from deedrl.errors import ConfigError
 from deedrl.pipeline.grpo_settings import Grpo
@@ -44,20 +45,6 @@ ASKING = """
 
     def verify(self"""
 GRPO: dict[str, Any] = {"stage": "grpo", "steps": 2, "tasks_per_step": 4, "group_size": 4, "validate_every": 0}
-
-
-class Listening:
-    """Quiet progress that keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.bar = make_progress("quiet").bar
-        self.warnings: list[str] = []
-
-    def say(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,7 +103,7 @@ def adapter(folder: Path) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def plain(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    listening = Listening()
+    listening = Watching()
     return trained(tmp_path_factory.mktemp("plain") / "run", taught, listening), listening.warnings
 
 
@@ -133,7 +120,7 @@ def test_the_model_asks_now_and_then_and_is_paid_for_it(plain: tuple[Path, list[
 def test_rewards_of_single_steps_reach_the_parameters(
     taught: dict[str, Any], plain: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    listening = Listening()
+    listening = Watching()
     paid = trained(tmp_path / "paid", taught, listening, step_reward_weight=1.0)
     by_turn = trained(tmp_path / "turn", taught, step_reward_weight=1.0, credit="returns")
     assert not any("single steps" in text for text in listening.warnings)
@@ -145,7 +132,7 @@ def test_rewards_of_single_steps_reach_the_parameters(
 
 
 def test_anchors_are_counted_and_their_absence_is_said(taught: dict[str, Any], tmp_path: Path) -> None:
-    met, alone = Listening(), Listening()
+    met, alone = Watching(), Watching()
     folder = trained(tmp_path / "met", taught, met, credit="anchors")
     assert read_metrics(folder)["grpo/anchored_share"][1] > 0.3
     assert not any("a sibling was" in text for text in met.warnings)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from watching import Interruption, Watching
 
 from deedrl.config import dump_yaml
 from deedrl.errors import ConfigError
@@ -193,34 +194,6 @@ def test_nothing_of_a_running_update_is_seen_by_sampling(
     assert_same(overlapped, train(recipe_file, tmp_path / "in_turn"))
 
 
-class Interruption(Exception):
-    pass
-
-
-class Interrupting:
-    """Quiet progress that raises when `at` units of the bar whose title begins with `title` are done."""
-
-    def __init__(self, title: str, at: int) -> None:
-        self._quiet = make_progress("quiet")
-        self._title, self._left = title, at
-        self.warn = self._quiet.warn
-        self.say = self._quiet.say
-
-    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Any:
-        return self if title == self._title else self._quiet.bar(title, total, unit, done)
-
-    def __enter__(self) -> Interrupting:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def advance(self, count: int = 1, **figures: object) -> None:
-        self._left -= count
-        if self._left == 0:
-            raise Interruption
-
-
 @pytest.mark.parametrize(
     ("title", "at", "tolerance"),
     [
@@ -236,7 +209,7 @@ def test_a_resumed_stage_ends_as_if_nothing_had_happened(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Interruption):
-        train(recipe_file, folder, Interrupting(title, at))
+        train(recipe_file, folder, Watching(title, at))
     assert 0 < len(list(stored(folder))) < STEPS * TASKS * SIBLINGS
     assert_same(overlapped, train(recipe_file, folder), tolerance)
 

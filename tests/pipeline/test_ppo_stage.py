@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from watching import Interruption, Watching
 
 from deedrl.cli.main import main
 from deedrl.config import dump_yaml
@@ -34,39 +35,6 @@ PPO: dict[str, Any] = {
     "validate_every": 2,
     "validation_tasks": 4,
 }
-
-
-class Interruption(Exception):
-    pass
-
-
-class Watching:
-    """Quiet progress that keeps the warnings and raises when step `at` of the stage is done."""
-
-    def __init__(self, at: int = 0) -> None:
-        self._quiet = make_progress("quiet")
-        self._left = at
-        self.warnings: list[str] = []
-
-    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Any:
-        return self if title == "ppo" else self._quiet.bar(title, total, unit, done)
-
-    def __enter__(self) -> Watching:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def advance(self, count: int = 1, **figures: object) -> None:
-        self._left -= count
-        if self._left == 0:
-            raise Interruption
-
-    def say(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,7 +97,7 @@ def test_all_figures_are_logged_and_warm_up_leaves_the_policy_alone(finished: Pa
 
 def test_value_warm_up_does_not_change_the_policy(taught: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Interruption):
-        play(tmp_path / "run", made(taught), Watching(at=1))
+        play(tmp_path / "run", made(taught), Watching("ppo", at=1))
     checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints" / "ppo")
     saved = checkpoints.latest()
     assert saved is not None
@@ -203,7 +171,7 @@ def test_C17_an_interrupted_stage_resumes_to_the_same_parameters_moments_and_fig
     finished: Path, taught: dict[str, Any], tmp_path: Path, at: int
 ) -> None:
     with pytest.raises(Interruption):
-        play(tmp_path / "run", made(taught), Watching(at=at))
+        play(tmp_path / "run", made(taught), Watching("ppo", at=at))
     assert_same_result(finished, play(tmp_path / "run", made(taught)))
 
 
@@ -211,7 +179,7 @@ def test_C17_with_an_adapter_for_the_critic_too(taught: dict[str, Any], tmp_path
     recipe = made(taught, critic="adapter")
     whole = play(tmp_path / "whole", recipe)
     with pytest.raises(Interruption):
-        play(tmp_path / "run", recipe, Watching(at=3))
+        play(tmp_path / "run", recipe, Watching("ppo", at=3))
     assert_same_result(whole, play(tmp_path / "run", recipe))
 
 

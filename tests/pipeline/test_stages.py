@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
+from watching import Interruption, Watching
 
 from deedrl.cli.main import main
 from deedrl.config import dump_yaml
@@ -50,52 +51,6 @@ STAGES: list[dict[str, Any]] = [
     {"stage": "mine", "tasks": 8, "attempts": 4, "steps": 1, "band": [0.0, 1.0]},
     {"stage": "evaluate", "also_unseen": True},
 ]
-
-
-class Interruption(Exception):
-    pass
-
-
-class Listening:
-    """Quiet progress that keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.bar = make_progress("quiet").bar
-        self.warnings: list[str] = []
-
-    def say(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
-
-
-class Interrupting:
-    """Quiet progress that raises when step `at` of stage `stage` is done."""
-
-    def __init__(self, stage: str, at: int) -> None:
-        self._quiet = make_progress("quiet")
-        self._stage, self._left = stage, at
-
-    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Any:
-        return self if title == self._stage else self._quiet.bar(title, total, unit, done)
-
-    def __enter__(self) -> Interrupting:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def advance(self, count: int = 1, **figures: object) -> None:
-        self._left -= count
-        if self._left == 0:
-            raise Interruption
-
-    def say(self, text: str) -> None:
-        self._quiet.say(text)
-
-    def warn(self, text: str) -> None:
-        self._quiet.warn(text)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -273,7 +228,7 @@ def test_B17_the_logprob_gap_is_logged_every_step_and_is_rounding(finished: Path
 
 
 @pytest.fixture(scope="module")
-def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], Listening]:
+def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], Watching]:
     """Folder, last figures and warnings of a grpo stage whose validations go up and then down, all alarms raised."""
     scores = {0: 0.25, 2: 0.75, 4: 0.5}
     with pytest.MonkeyPatch.context() as patch:
@@ -281,7 +236,7 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
         patch.setattr(online, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
         patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
-        folder, progress = tmp_path_factory.mktemp("runs") / "watched", Listening()
+        folder, progress = tmp_path_factory.mktemp("runs") / "watched", Watching()
         with Run.open(folder, load_recipe(recipe_file, ["checkpoints.keep_last=9"])) as run:
             run_recipe(run.recipe, run, progress, only=["grpo"])
     return folder, event(folder, "stage_finished", "grpo"), progress
@@ -329,7 +284,7 @@ def test_F10_an_evaluation_says_where_the_policy_stopped_looking(finished: Path,
     """The one tool is no look-up, so any accepted call counts: the base model makes none, the trained one does."""
     use = {name: summary_of(finished)[name]["by_family"]["default"]["tool_use"] for name in ("before", "after")}
     assert use["before"]["numerator"] == 0 < use["after"]["numerator"]
-    progress = Listening()
+    progress = Watching()
     folder = finished.with_name("looking")
     with Run.open(folder, load_recipe(recipe_file, [])) as run:
         run_recipe(run.recipe, run, progress, only=["baseline", "evaluate"])
@@ -380,7 +335,7 @@ def test_C15_a_resume_at_the_end_of_a_pass_trains_exactly_the_steps_that_are_lef
     with Run.open(tmp_path / "straight", recipe) as run:
         run_recipe(recipe, run, make_progress("quiet"), only=stages)
     with Run.open(tmp_path / "resumed", recipe) as run, pytest.raises(Interruption):
-        run_recipe(recipe, run, Interrupting("sft", at=at), only=stages)
+        run_recipe(recipe, run, Watching("sft", at=at), only=stages)
     with Run.open(tmp_path / "resumed", recipe) as run:
         run_recipe(recipe, run, make_progress("quiet"), only=stages)
     lines = [json.loads(line) for line in (tmp_path / "resumed" / "metrics.jsonl").read_text().splitlines()]
@@ -408,7 +363,7 @@ def test_sft_ends_at_the_first_validation_that_reaches_its_target(
     stages = ["cold_start", "sft"]
     if interrupted:
         with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
-            run_recipe(recipe, run, Interrupting("sft", at=4), only=stages)
+            run_recipe(recipe, run, Watching("sft", at=4), only=stages)
     with Run.open(tmp_path / "run", recipe) as run:
         run_recipe(recipe, run, make_progress("quiet"), only=stages)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -425,7 +380,7 @@ def test_E08_a_run_that_fails_inside_grpo_resumes_to_the_same_parameters(
 ) -> None:
     recipe = load_recipe(recipe_file, [])
     with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
-        run_recipe(recipe, run, Interrupting("grpo", at=at))
+        run_recipe(recipe, run, Watching("grpo", at=at))
     saved = CheckpointFolder(tmp_path / "run" / "checkpoints" / "grpo").latest()
     assert saved is not None
     assert saved.step == at
