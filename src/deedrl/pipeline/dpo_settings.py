@@ -19,12 +19,12 @@ from deedrl.config import (
     require,
 )
 from deedrl.errors import suggest
-from deedrl.pipeline.stage_base import Schedule, StageSettings
+from deedrl.pipeline.stage_base import TrainingSettings
 from deedrl.training.preferences import Kind
 from deedrl.types import Source
 
 
-class Dpo(StageSettings, frozen=True, kw_only=True, tag="dpo"):
+class Dpo(TrainingSettings, frozen=True, kw_only=True, tag="dpo"):
     """Direct preference optimisation on pairs of stored episodes: a better and a worse one of the same task."""
 
     kind: ClassVar[str] = "dpo"
@@ -71,16 +71,6 @@ class Dpo(StageSettings, frozen=True, kw_only=True, tag="dpo"):
     """Weight of the chosen sides' negative log-likelihood per token, which keeps what is chosen likely."""
     learning_rate: LearningRate = 5e-5
     """Peak learning rate (of the adapter, if there is one)."""
-    final_learning_rate: NonNegative = 0.0
-    """Learning rate after the last step; `schedule` leads there."""
-    schedule: Schedule = "linear"
-    """How the learning rate falls from its peak to its end."""
-    warmup_steps: Count = 0
-    """Steps over which the learning rate rises linearly from 0."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradient norm is clipped to this."""
-    micro_batch_tokens: PositiveInt = 4096
-    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
     validate_every: Count = 10
     """Steps between validations on held-out tasks; 0 means only after the last step."""
     validation_tasks: PositiveInt = 48
@@ -97,11 +87,7 @@ class Dpo(StageSettings, frozen=True, kw_only=True, tag="dpo"):
     def validate(self, path: str) -> None:
         given = [name for name in ("steps", "epochs") if getattr(self, name) is not None]
         require(len(given) == 1, path, f"expected exactly one of steps and epochs, got {' and '.join(given) or 'none'}")
-        require(
-            self.final_learning_rate <= self.learning_rate,
-            f"{path}.final_learning_rate",
-            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
-        )
+        super().validate(path)
         for name in ("sources", "kinds", "stores"):
             values = getattr(self, name)
             twice = sorted({value for value in values if values.count(value) > 1})

@@ -16,6 +16,7 @@ from deedrl.pipeline.checkpoint import Checkpoint
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.online import warn
 from deedrl.pipeline.preference_data import PreferenceData, PreferenceReport, preference_data
+from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.validation import Validations, keep_best, validated
 from deedrl.training.dpo import (
@@ -27,7 +28,7 @@ from deedrl.training.dpo import (
     update_preferences,
     with_logprobs,
 )
-from deedrl.training.learner import Learner, scheduled_rate
+from deedrl.training.learner import Learner
 from deedrl.training.preferences import PreferencePair
 from deedrl.training.sft import batch_order
 
@@ -105,15 +106,7 @@ def stage_steps(stage: Dpo, pairs: int) -> int:
 
 def update_settings(stage: Dpo, step: int, steps: int) -> DpoUpdate:
     """The stage's settings of the same names; the learning rate is that of `step` (from 0) of `steps`."""
-    rate = scheduled_rate(
-        step,
-        steps,
-        peak=stage.learning_rate,
-        final=stage.final_learning_rate,
-        schedule=stage.schedule,
-        warmup=stage.warmup_steps,
-    )
-    return msgspec.convert(asdict(stage) | {"learning_rate": rate}, DpoUpdate)
+    return msgspec.convert(asdict(stage) | {"learning_rate": step_rate(stage, step, steps)}, DpoUpdate)
 
 
 def _tensors(learner: Learner, reference: Tensor) -> Mapping[str, Tensor]:

@@ -13,12 +13,12 @@ from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.online import (
     TaskSource,
     staleness,
-    step_rate,
     train_online,
     training_tasks,
     update_settings,
     warn,
 )
+from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
@@ -98,7 +98,7 @@ def _update(
         compare, figures = with_kl(stage, learner, groups, compare, held, max_tokens, figures)
         held = None
     selection = select(groups, compare, max_tokens=max_tokens, keep_zero_variance=stage.kl_on_zero_variance)
-    rate = step_rate(stage, step)
+    rate = step_rate(stage, step, stage.steps)
     settings = update_settings(stage, rate)
     counts = selection.counts
     silent, samples = silent_part(stage, counts), selection.samples

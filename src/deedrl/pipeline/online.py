@@ -22,7 +22,6 @@ from deedrl.pipeline.validation import Validations, keep_best, validated
 from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
-from deedrl.training.learner import scheduled_rate
 from deedrl.training.policy_gradient import PolicyUpdate
 from deedrl.types import Task, Trajectory
 
@@ -129,18 +128,6 @@ def staleness(stage: str, step: int, episodes: Iterable[Trajectory]) -> float:
         return int(number) if name == stage else 0
 
     return mean_staleness(episodes, step, updates_behind)
-
-
-def step_rate(stage: OnlineSettings, step: int, first: int = 0) -> float:
-    """The learning rate of `step` (from 0) by the stage's schedule, which begins with the step `first`."""
-    return scheduled_rate(
-        step - first,
-        stage.steps - first,
-        peak=stage.learning_rate,
-        final=stage.final_learning_rate,
-        schedule=stage.schedule,
-        warmup=stage.warmup_steps,
-    )
 
 
 def update_settings(stage: OnlineSettings, learning_rate: float) -> PolicyUpdate:

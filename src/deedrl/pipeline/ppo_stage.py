@@ -9,8 +9,9 @@ from functools import partial
 from torch import Tensor
 
 from deedrl.pipeline.alarms import bootstrap_alarm, cut_alarm, logprob_gap_alarm, step_reward_alarm
-from deedrl.pipeline.online import staleness, step_rate, train_online, training_tasks, update_settings, warn
+from deedrl.pipeline.online import staleness, train_online, training_tasks, update_settings, warn
 from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
@@ -58,7 +59,8 @@ def _train_step(
         step_weight=stage.step_reward_weight,
         cut_by=[TerminationReason(limit) for limit in stage.bootstrap_at],
     )
-    rate = 0.0 if step < stage.value_warmup_steps else step_rate(stage, step, first=stage.value_warmup_steps)
+    learning = step - stage.value_warmup_steps
+    rate = step_rate(stage, learning, stage.steps - stage.value_warmup_steps) if learning >= 0 else 0.0
     updated = _update(session, stage, learner, episodes, reference, step, rate)
     figures = episode_figures(played, broken.groups)
     behind = staleness(stage.title, step, whole)

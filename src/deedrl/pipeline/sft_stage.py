@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from itertools import islice
 
 from deedrl.errors import DeedRLError
+from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import POSITIVES, ColdStart, Sft
 from deedrl.pipeline.validation import validate
 from deedrl.policies.local.attention import context_limit
-from deedrl.training.learner import Learner, scheduled_rate
+from deedrl.training.learner import Learner
 from deedrl.training.samples import TrainingSample
 from deedrl.training.sft import batch_order, sft_update
 
@@ -55,14 +56,7 @@ def _one_step(
     session: Session, stage: Sft, learner: Learner, batch: Sequence[TrainingSample], step: int, steps: int
 ) -> dict[str, float]:
     """Update number `step` (from 0) of `steps`, and its figures."""
-    rate = scheduled_rate(
-        step,
-        steps,
-        peak=stage.learning_rate,
-        final=stage.final_learning_rate,
-        schedule=stage.schedule,
-        warmup=stage.warmup_steps,
-    )
+    rate = step_rate(stage, step, steps)
     stats = sft_update(
         learner,
         batch,

@@ -45,7 +45,31 @@ class StageSettings(Settings, frozen=True, kw_only=True, tag_field="stage"):
         """Raises `ConfigError` if values do not go together; `path` is the dotted path of this stage."""
 
 
-class OnlineSettings(StageSettings, frozen=True, kw_only=True):
+class TrainingSettings(StageSettings, frozen=True, kw_only=True):
+    """Of stages that take optimiser steps."""
+
+    learning_rate: LearningRate
+    """Peak learning rate (of the adapter, if there is one)."""
+    final_learning_rate: NonNegative = 0.0
+    """Learning rate after the last step; `schedule` leads there."""
+    schedule: Schedule = "linear"
+    """How the learning rate falls from its peak to its end."""
+    warmup_steps: Count = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient norm is clipped to this."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
+
+    def validate(self, path: str) -> None:
+        require(
+            self.final_learning_rate <= self.learning_rate,
+            f"{path}.final_learning_rate",
+            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
+        )
+
+
+class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     """Of stages in which the policy learns from episodes it plays."""
 
     steps: PositiveInt = 10
@@ -58,12 +82,6 @@ class OnlineSettings(StageSettings, frozen=True, kw_only=True):
     """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
     learning_rate: LearningRate = 3e-4
     """Peak learning rate (of the adapter, if there is one)."""
-    final_learning_rate: NonNegative = 0.0
-    """Learning rate after the last step; `schedule` leads there."""
-    schedule: Schedule = "linear"
-    """How the learning rate falls from its peak to its end."""
-    warmup_steps: Count = 0
-    """Steps over which the learning rate rises linearly from 0."""
     kl_coefficient: NonNegative = 0.01
     """Weight of the KL divergence to the policy this stage starts from; 0 leaves it out."""
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
@@ -78,10 +96,6 @@ class OnlineSettings(StageSettings, frozen=True, kw_only=True):
     """Updates in one pass over a sampled batch, each on its share of the episodes."""
     updates_per_batch: PositiveInt = 1
     """Passes over each sampled batch; with more than one update the importance ratio and its clipping matter."""
-    micro_batch_tokens: PositiveInt = 4096
-    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradient norm is clipped to this."""
     failure_weight: NonNegative = 0.0
     """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
     max_staleness: Annotated[int, Meta(ge=0, le=1)] = 0
@@ -99,11 +113,7 @@ class OnlineSettings(StageSettings, frozen=True, kw_only=True):
         return (self.title,)
 
     def validate(self, path: str) -> None:
-        require(
-            self.final_learning_rate <= self.learning_rate,
-            f"{path}.final_learning_rate",
-            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
-        )
+        super().validate(path)
         require(
             self.patience_steps == 0 or self.validate_every > 0,
             f"{path}.patience_steps",

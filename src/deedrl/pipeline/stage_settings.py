@@ -16,7 +16,6 @@ from deedrl.config import (
     Many,
     ManyOrNone,
     NonNegative,
-    PositiveFloat,
     PositiveInt,
     Share,
     require,
@@ -24,7 +23,7 @@ from deedrl.config import (
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.stage_base import Schedule, StageSettings
+from deedrl.pipeline.stage_base import StageSettings, TrainingSettings
 from deedrl.types import Split
 
 POSITIVES, NEGATIVES = "cold-start-positives", "cold-start-negatives"
@@ -99,7 +98,7 @@ class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
         require(bool(self.prompt_variants), f"{path}.prompt_variants", "expected at least one, e.g. [plain]; got none")
 
 
-class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
+class Sft(TrainingSettings, frozen=True, kw_only=True, tag="sft"):
     """Supervised fine-tuning on the kept trajectories, loss on action tokens only."""
 
     kind: ClassVar[str] = "sft"
@@ -112,16 +111,6 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
     """Trajectories in one optimiser step."""
     learning_rate: LearningRate = 1e-3
     """Peak learning rate (of the adapter, if there is one)."""
-    final_learning_rate: NonNegative = 0.0
-    """Learning rate after the last step; `schedule` leads there."""
-    schedule: Schedule = "linear"
-    """How the learning rate falls from its peak to its end."""
-    warmup_steps: Count = 0
-    """Steps over which the learning rate rises linearly from 0."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradient norm is clipped to this."""
-    micro_batch_tokens: PositiveInt = 4096
-    """Tokens in one forward and backward pass; bounds memory, does not change the gradient."""
     validate_every: Count = 0
     """Steps between validations; 0 means never."""
     validate_from: Count = 0
@@ -145,11 +134,7 @@ class Sft(StageSettings, frozen=True, kw_only=True, tag="sft"):
     def validate(self, path: str) -> None:
         given = [name for name in ("steps", "epochs") if getattr(self, name) is not None]
         require(len(given) == 1, path, f"expected exactly one of steps and epochs, got {' and '.join(given) or 'none'}")
-        require(
-            self.final_learning_rate <= self.learning_rate,
-            f"{path}.final_learning_rate",
-            f"expected at most learning_rate ({self.learning_rate:g}), got {self.final_learning_rate:g}",
-        )
+        super().validate(path)
         require(
             self.target_completion is None or self.validate_every > 0,
             f"{path}.target_completion",
