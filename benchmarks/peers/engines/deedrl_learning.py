@@ -11,7 +11,8 @@ from learning import Clock, session_of
 from serving import Requests, read_work
 
 import deedrl
-from deedrl.pipeline.grpo_stage import family_weights, shuffled_tasks, train_policy
+from deedrl.pipeline.grpo_stage import train_policy
+from deedrl.pipeline.online import family_weights, shuffled_tasks
 from deedrl.types import Task, Trajectory
 
 

@@ -28,7 +28,7 @@ from trl.trainer import grpo_trainer
 from trl_rollouts import TEMPLATE
 
 from deedrl.pipeline.grpo_settings import Grpo
-from deedrl.pipeline.grpo_stage import shuffled_tasks
+from deedrl.pipeline.online import shuffled_tasks
 from deedrl.pipeline.session import Session
 from deedrl.rendering.renderer import Renderer
 from deedrl.rollouts.prompting import system_prompt, user_message
