@@ -11,24 +11,21 @@ A layer is replaced only if its replacement computes what the layer does; names 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Projected, Rotation
+from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Norm, Projected, Rotation
 from deedrl.policies.local.compiled.loading import NotCompiled
 from deedrl.policies.local.kv_store import PrefixLayout
+from deedrl.policies.local.packed import Weights, packed_weight
 
 HEAD_NORMS = ("q_norm", "k_norm")
 _TRIED = 5
 """Tokens on which a layer and its replacement are compared."""
 _LARGEST_DISTANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
 """Between what the two compute, relative to it; more is not rounding."""
-
-Weights = Callable[[Any], tuple[Tensor, Tensor | None]]
-"""From a linear layer to its weight and bias, adapters added in; raises NotFused where they are more than that."""
 
 
 class NotFused(Exception):
@@ -43,33 +40,6 @@ class FusedLayout(Protocol):
         ...
 
 
-class _Packed(NamedTuple):
-    """A product's weight as oneDNN reads it."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, layers: list[Any], weights: Weights) -> _Packed:
-        """Of one layer, or of several that read the same, one below the other."""
-        parts = [weights(layer) for layer in layers]
-        weight = torch.cat([weight for weight, _ in parts])
-        bias = None
-        if any(given is not None for _, given in parts):
-            bias = torch.cat([part.new_zeros(len(part)) if given is None else given for part, given in parts])
-        return cls(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
-
-    def times(self, inputs: Tensor) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        return result
-
-    def times_added(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """The product, added to `other` as it is written."""
-        add = torch.ops.mkldnn._linear_pointwise.binary
-        result: Tensor = add(inputs, other, self.weight, self.bias, "add")
-        return result
-
-
 class FusedLayer(nn.Module):
     """Computes what a decoder layer of the common form does; takes and ignores what transformers passes beside."""
 
@@ -82,10 +52,10 @@ class FusedLayer(nn.Module):
         # The layer's own modules: who looks for tensors that are shared with it finds these.
         self.norms = nn.ModuleList([layer.input_layernorm, layer.post_attention_layernorm])
         self.head_norms = nn.ModuleList([getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)])
-        self._projections = _Packed.of([attention.q_proj, attention.k_proj, attention.v_proj], weights)
-        self._output = _Packed.of([attention.o_proj], weights)
-        self._gate_and_up = _Packed.of([mlp.gate_proj, mlp.up_proj], weights)
-        self._down = _Packed.of([mlp.down_proj], weights)
+        self._projections = packed_weight([attention.q_proj, attention.k_proj, attention.v_proj], weights, kernels)
+        self._output = packed_weight([attention.o_proj], weights, kernels)
+        self._gate_and_up = packed_weight([mlp.gate_proj, mlp.up_proj], weights, kernels, gated=True)
+        self._down = packed_weight([mlp.down_proj], weights, kernels)
         width = sum(part.out_features for part in (attention.q_proj, attention.k_proj, attention.v_proj))
         norms, of_heads = list[Any](self.norms), list[Any](self.head_norms)
         fits = [kernels.reads(norm.weight, attention.q_proj.in_features) for norm in norms]
@@ -98,20 +68,20 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         hidden = hidden_states[0]
         rotation = Rotation(*(tensor[0].contiguous() for tensor in position_embeddings))
-        products = self._projections.times(self._normed(hidden, self.norms[0]))
+        products = self._projections.times(hidden, norm=self._norm(0))
         of_heads: list[Any] = list(self.head_norms)
         norms = HeadNorms(of_heads[0].weight, of_heads[1].weight, self._epsilon) if of_heads else None
         projected = Projected(products, rotation, norms)
         attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
-        hidden = self._output.times_added(attended, hidden)
-        return self.mlp(self._normed(hidden, self.norms[1]), hidden)[None]
+        hidden = self._output.times(attended, other=hidden)
+        return self.mlp(hidden, hidden, self._norm(1))[None]
 
-    def mlp(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """Of inputs [N, hidden], added to `other` [N, hidden]."""
-        return self._down.times_added(self._kernels.gated(self._gate_and_up.times(inputs)), other)
+    def mlp(self, inputs: Tensor, other: Tensor, norm: Norm | None = None) -> Tensor:
+        """Of inputs [N, hidden], normed first, added to `other` [N, hidden]."""
+        return self._down.times(self._gate_and_up.times(inputs, norm=norm), other=other)
 
-    def _normed(self, hidden: Tensor, norm: Any) -> Tensor:
-        return self._kernels.rms_norm(hidden, norm.weight, self._epsilon)
+    def _norm(self, which: int) -> Norm:
+        return Norm(cast(Tensor, self.norms[which].weight), self._epsilon)
 
 
 def kernels_for(model: Any) -> Kernels:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from deedrl.errors import ModelError
+from deedrl.policies.local.compiled.kernels import Kernels
 from deedrl.policies.local.fused import FusedLayer, NotFused, compare, fused, kernels_for
+from deedrl.policies.local.packed import PackedWeight, packed_weight
 
 
 def decoder_of(model: Any) -> Any:
@@ -40,6 +42,7 @@ class SamplingModel:
         self._compared = False
         """Whether every layer was found to compute what its replacement does; new weights do not change that."""
         self._warned = self._without_kernels = False
+        self._kernels: Kernels | None = None
 
     def weights_changed(self) -> None:
         """The next call copies anew."""
@@ -84,7 +87,14 @@ class SamplingModel:
             if is_known(module) and not name.startswith(tuple(whole)):
                 shared[id(module)] = _packed(module)
         self._decoder = copy.deepcopy(self._source, shared).eval()
-        self._head = _packed(self._source_head) if type(self._source_head) is nn.Linear else self._source_head
+        self._head = self._copied_head()
+
+    def _copied_head(self) -> Any:
+        if type(self._source_head) is not nn.Linear:
+            return self._source_head
+        if self._kernels is None or self._source_head.weight.dtype != self._source.dtype:
+            return _packed(self._source_head)
+        return _Head(packed_weight([self._source_head], weight_and_bias, self._kernels))
 
     def _fused_layers(self) -> Iterator[tuple[Any, FusedLayer]]:
         """The decoder's layers that can be fused, with their replacements; says once why others cannot."""
@@ -92,7 +102,7 @@ class SamplingModel:
             return
         reasons = []
         try:
-            kernels = kernels_for(self._source)
+            self._kernels = kernels = kernels_for(self._source)
             for layer in self._source.layers:
                 try:
                     replacement = fused(layer, kernels, weight_and_bias)
@@ -108,6 +118,17 @@ class SamplingModel:
             warnings.warn(f"sampling runs a model's layers as they are, which is slower: {reasons[0]}", stacklevel=2)
             self._warned = True
         self._compared = not reasons
+
+
+class _Head(nn.Module):
+    """An output head."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        super().__init__()
+        self._weight = weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self._weight.times(hidden)
 
 
 class _PackedLinear(nn.Module):

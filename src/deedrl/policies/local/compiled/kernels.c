@@ -17,14 +17,6 @@
 #define WIDE (L % 4 ? 1 : G > 6 ? 2 : 4) /* vectors of a value taken together; as many sums as registers hold */
 #define TILE 64                          /* slots whose scores are computed before their values are read */
 
-static void norm(const number *x, const number *weight, number *out, int64_t size, float epsilon) {
-    float sum = 0.0f;
-    for (int64_t i = 0; i < size; i++) sum += get(x[i]) * get(x[i]);
-    float scale = 1.0f / sqrtf(sum / (float)size + epsilon);
-    /* Rounded before the weight, as the models do it. */
-    for (int64_t i = 0; i < size; i++) out[i] = put(get(weight[i]) * get(put(get(x[i]) * scale)));
-}
-
 /* RMSNorm of x [N, size]. */
 void rms_norm(const number *x, const number *weight, number *out, int64_t tokens, int64_t size, float epsilon) {
 #pragma omp parallel for schedule(static)

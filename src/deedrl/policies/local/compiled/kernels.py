@@ -40,6 +40,13 @@ class HeadNorms(NamedTuple):
     epsilon: float
 
 
+class Norm(NamedTuple):
+    """An RMSNorm of hidden states."""
+
+    weight: Tensor
+    epsilon: float
+
+
 class Projected(NamedTuple):
     """What a layer's projections made of the tokens of a pass, and what is still to be done to it."""
 
@@ -50,7 +57,7 @@ class Projected(NamedTuple):
 
 
 class Kernels:
-    """`kernels.c` for models of one shape and type. Raises NotCompiled."""
+    """The C of this folder for models of one shape and type. Raises NotCompiled."""
 
     def __init__(self, heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
         self._heads, self._kv_heads, self._size, self._dtype = heads, kv_heads, head_size, dtype
@@ -58,7 +65,7 @@ class Kernels:
         """Of a token's queries, keys and values together."""
         self._library = library(head_size, heads // kv_heads, dtype)
         self.tiled = bool(self._library.tiles())
-        """Whether `attend_tiled` can be used: in bf16, on a processor with AMX."""
+        """Whether `attend_tiled`, `pack` and `linear` can be used: in bf16, on a processor with AMX."""
         for name, types in (_SIGNATURES | (_TILED if self.tiled else {})).items():
             getattr(self._library, name).argtypes = types
             getattr(self._library, name).restype = None
@@ -195,6 +202,35 @@ class Kernels:
         self._library.attend_tiles_back(*map(_at, tensors), *_tiled_sizes(query, keys, values, mask), scaling)
         return found[0], found[1], found[2]
 
+    def pack(self, weight: Tensor) -> Tensor:
+        """A weight [outputs, inputs] as `linear` reads it; both sizes are multiples of 32."""
+        weight = weight.contiguous()
+        packed = torch.empty_like(weight)
+        self._library.pack(_at(weight), _at(packed), *weight.shape)
+        return packed
+
+    def linear(
+        self,
+        inputs: Tensor,
+        packed: Tensor,
+        bias: Tensor | None,
+        norm: Norm | None,
+        other: Tensor | None,
+        *,
+        gated: bool,
+    ) -> Tensor:
+        """The product [N, outputs] of inputs [N, inputs], normed first, and a packed weight; `other` is added.
+
+        With `gated`, of a weight whose lines come as 16 gates, then 16 inputs: SiLU of the ones, times the others.
+        """
+        inputs, other = inputs.contiguous(), None if other is None else other.contiguous()
+        (tokens, size), lines = inputs.shape, len(packed)
+        output = torch.empty(tokens, lines // 2 if gated else lines, dtype=self._dtype)
+        weight, epsilon = norm or (None, 0.0)
+        tensors = (packed, bias, other, output)
+        self._library.linear(_at(inputs), _at(weight), epsilon, *map(_at, tensors), tokens, size, lines, gated)
+        return output
+
     def _with_whole_heads(self, tensor: Tensor) -> Tensor:
         """Such that the numbers of a head follow each other."""
         return tensor if tensor.stride()[2:] == (self._size, 1) else tensor.contiguous()
@@ -223,6 +259,8 @@ _SIGNATURES = {
 _TILED = {
     "attend_tiles": [*[_POINTER] * 7, *[_INTEGER] * 9, _FLOAT],
     "attend_tiles_back": [*[_POINTER] * 10, *[_INTEGER] * 9, _FLOAT],
+    "pack": [*[_POINTER] * 2, *[_INTEGER] * 2],
+    "linear": [*[_POINTER] * 2, _FLOAT, *[_POINTER] * 4, *[_INTEGER] * 4],
 }
 
 

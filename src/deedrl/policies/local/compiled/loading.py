@@ -16,8 +16,8 @@ import torch
 
 from deedrl.policies.local.source import cache_folder, in_short
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "tiles.c"))
-_READ = (*SOURCES, Path(__file__).with_name("numbers.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "tiles.c", "products.c"))
+_READ = (*SOURCES, *(Path(__file__).with_name(name) for name in ("numbers.h", "tiles.h")))
 _LANES = 16  # as in numbers.h
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 # What lets sums become vector instructions; not -ffast-math, which changes how the whole process rounds.

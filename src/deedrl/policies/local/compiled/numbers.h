@@ -1,4 +1,4 @@
-/* Numbers as models store them, and as they are computed with: alone and side by side. */
+/* Numbers as models store them, and as they are computed with: alone, side by side, and as lines that are normed. */
 #pragma once
 
 #include <math.h>
@@ -63,4 +63,13 @@ static inline float exp_of(float x) {
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
     return (sum * rest * rest + rest + 1.0f) * as_float((uint32_t)((int32_t)whole + 127) << 23);
+}
+
+/* RMSNorm of a line. */
+static inline void norm(const number *x, const number *weight, number *out, int64_t size, float epsilon) {
+    float sum = 0.0f;
+    for (int64_t i = 0; i < size; i++) sum += get(x[i]) * get(x[i]);
+    float scale = 1.0f / sqrtf(sum / (float)size + epsilon);
+    /* Rounded before the weight, as the models do it. */
+    for (int64_t i = 0; i < size; i++) out[i] = put(get(weight[i]) * get(put(get(x[i]) * scale)));
 }

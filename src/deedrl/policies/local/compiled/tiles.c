@@ -5,37 +5,17 @@
  *
  * R rows, K key/value heads, Q queries of each, S keys; D size of heads.
  */
-#include "numbers.h"
+#include "tiles.h"
 
-#if defined(BF16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__) && D % 32 == 0
-#include <immintrin.h>
+#ifdef TILED
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define QUERIES 32 /* in a block */
-#define TILE_NUMBERS 512
-#define ROUND(x) (((x) + 31) / 32 * 32)
 
 /* Whether the system lets this process use tiles; Linux wants to be asked. */
 int tiles(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0; }
-
-static void configure(void) {
-    struct { uint8_t palette, start, reserved[14]; uint16_t columns[16]; uint8_t rows[16]; } config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.columns[tile] = 64;
-        config.rows[tile] = 16;
-    }
-    _tile_loadconfig(&config);
-}
-
-#define LEFT(count) ((__mmask16)((count) >= 16 ? 0xffff : (count) > 0 ? (1u << (count)) - 1 : 0)) /* of 16 lanes */
-
-/* 0, step, 2 step, ... */
-static inline __m512i steps(int64_t step) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int)step));
-}
 
 /* Numbers of two rows in turn, as a tile on the right of `product` has them. */
 static inline __m512i side_by_side(__m256i first, __m256i second) {
@@ -78,16 +58,6 @@ static void product(const number *a, int64_t a_row, const number *b, float *c, i
         }
 }
 
-/* The right side of `product` whose column is a line of x [count, D]; lines up to `padded` are zeros. */
-static void columns_of(const number *x, int64_t count, int64_t padded, number *to) {
-    const __m512i lines = steps(D / 2);
-    for (int64_t n = 0; n < padded; n += 16)
-        for (int64_t p = 0; p < D / 2; p++, to += 32) {
-            const number *from = x + n * D + 2 * p;
-            _mm512_storeu_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), LEFT(count - n), lines, from, 4));
-        }
-}
-
 /* The right side of `product` whose row is a line of x [count, D]; lines up to `padded` are zeros. */
 static void rows_of(const number *x, int64_t count, int64_t padded, number *to) {
     for (int64_t d = 0; d < D; d += 16)
@@ -111,22 +81,6 @@ static void take(const number *x, int64_t count, number *to) {
     memset(to + count * D, 0, (QUERIES - count) * D * sizeof *to);
 }
 
-/* As exp_of, but 0 where that is lost in any sum: numbers too small for a normal exponent are slow, above all to round. */
-static inline __m512 exp_lanes(__m512 x) {
-    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-64.0f), _CMP_GE_OQ);
-    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
-    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3981999507e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(8.3334519073e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(4.1665795894e-2f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.6666665459e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.0000001201e-1f));
-    sum = _mm512_fmadd_ps(_mm512_mul_ps(sum, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
-    return _mm512_maskz_scalef_ps(counts, sum, whole);
-}
-
 /* Scaled scores of one query from key s on, those beyond `keys` -inf. */
 static inline __m512 scaled(const float *scores, const number *mask, float scaling, int64_t s, int64_t keys) {
     const __mmask16 real = LEFT(keys - s);
@@ -137,10 +91,6 @@ static inline __m512 scaled(const float *scores, const number *mask, float scali
     }
     __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(scaling), bias);
     return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), real, x);
-}
-
-static inline void put_lanes(number *to, __m512 x) {
-    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
 static inline void put_pairs(number *to, __m512 first, __m512 second) {
@@ -193,7 +143,7 @@ void attend_tiles(const number *query, const number *keys, const number *values,
             for (int64_t k = 0; k < heads; k++) {
                 number *to = sides + (r * heads + k) * 2 * side;
                 int64_t held = at ? at[r] : r;
-                columns_of(keys + held * keys_row + k * keys_head, count, padded, to);
+                columns_of(keys + held * keys_row + k * keys_head, D, count, padded, to);
                 rows_of(values + held * values_row + k * values_head, count, padded, to + side);
             }
 #pragma omp for collapse(3) schedule(dynamic)
@@ -295,9 +245,9 @@ void attend_tiles_back(const number *query, const number *keys, const number *va
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < heads; k++) {
                 const number *key = keys + r * keys_row + k * keys_head;
-                columns_of(key, count, padded, w.key_columns);
+                columns_of(key, D, count, padded, w.key_columns);
                 rows_of(key, count, padded, w.key_rows);
-                columns_of(values + r * values_row + k * values_head, count, padded, w.value_columns);
+                columns_of(values + r * values_row + k * values_head, D, count, padded, w.value_columns);
                 memset(w.of_keys, 0, D * padded * sizeof *w.of_keys);
                 memset(w.of_values, 0, D * padded * sizeof *w.of_values);
                 for (int64_t first = 0; first < queries; first += QUERIES) {

@@ -1,0 +1,58 @@
+/* The matrix tiles of AMX and vectors of 16 numbers in bf16, where there are both: then TILED is defined. */
+#pragma once
+#include "numbers.h"
+
+#if defined(BF16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__) && D % 32 == 0
+#define TILED
+#include <immintrin.h>
+
+#define TILE_NUMBERS 512
+#define ROUND(x) (((x) + 31) / 32 * 32)
+#define LEFT(count) ((__mmask16)((count) >= 16 ? 0xffff : (count) > 0 ? (1u << (count)) - 1 : 0)) /* of 16 lanes */
+
+/* Every tile is 16 lines of 64 bytes. */
+static inline void configure(void) {
+    struct { uint8_t palette, start, reserved[14]; uint16_t columns[16]; uint8_t rows[16]; } config = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        config.columns[tile] = 64;
+        config.rows[tile] = 16;
+    }
+    _tile_loadconfig(&config);
+}
+
+/* 0, step, 2 step, ... */
+static inline __m512i steps(int64_t step) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int)step));
+}
+
+/* The right side of a product whose column is a line of x [count, size]; lines up to `padded` are zeros. */
+static inline void columns_of(const number *x, int64_t size, int64_t count, int64_t padded, number *to) {
+    const __m512i lines = steps(size / 2);
+    for (int64_t n = 0; n < padded; n += 16)
+        for (int64_t p = 0; p < size / 2; p++, to += 32) {
+            const number *from = x + n * size + 2 * p;
+            _mm512_storeu_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), LEFT(count - n), lines, from, 4));
+        }
+}
+
+/* As exp_of, but 0 where that is lost in any sum: numbers too small for a normal exponent are slow, above all to round. */
+static inline __m512 exp_lanes(__m512 x) {
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-64.0f), _CMP_GE_OQ);
+    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
+    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
+    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3981999507e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(8.3334519073e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(4.1665795894e-2f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.6666665459e-1f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.0000001201e-1f));
+    sum = _mm512_fmadd_ps(_mm512_mul_ps(sum, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+    return _mm512_maskz_scalef_ps(counts, sum, whole);
+}
+
+static inline void put_lanes(number *to, __m512 x) {
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
+}
+#endif
