@@ -22,7 +22,6 @@ from deedrl.policies.local.kv_store import KVStore, Prefix, PrefixLayout
 from deedrl.policies.local.layout import Feed, StepLayout
 from deedrl.policies.local.merged import SamplingModel
 from deedrl.policies.local.rows import Row, Rows
-from deedrl.policies.local.sampling import sample_tokens
 from deedrl.policies.local.turn import Turn
 
 MAX_PREFIXES = 4
@@ -234,7 +233,7 @@ class Engine:
         for (turn, _, _), distribution in zip(draws, which, strict=True):
             if turn.guide is not None:
                 turn.guide.mask(logits[distribution])
-        tokens, logprobs = sample_tokens(
+        tokens, logprobs = self._weights.draw(
             logits,
             torch.tensor([temperature for _, temperature, _ in made]),
             torch.tensor([uniform for _, _, uniform in draws], dtype=torch.float64),

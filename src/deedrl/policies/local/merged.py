@@ -19,6 +19,7 @@ from deedrl.errors import ModelError
 from deedrl.policies.local.compiled.kernels import Kernels
 from deedrl.policies.local.fused import FusedLayer, NotFused, compare, fused, kernels_for
 from deedrl.policies.local.packed import PackedWeight, packed_weight
+from deedrl.policies.local.sampling import sample_tokens
 
 
 def decoder_of(model: Any) -> Any:
@@ -74,6 +75,11 @@ class SamplingModel:
         """Logits [N, V] of hidden states [N, hidden], after `hidden` was called."""
         result: Tensor = self._head(hidden)
         return result
+
+    def draw(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """As `sample_tokens`."""
+        draw = self._kernels.draw if self._kernels and self._kernels.reads(logits, *logits.shape) else sample_tokens
+        return draw(logits, temperatures, uniforms, which)
 
     @torch.no_grad()
     def _copy(self) -> None:

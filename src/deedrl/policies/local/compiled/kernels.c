@@ -9,6 +9,8 @@
  */
 #include "numbers.h"
 
+#include <stdlib.h>
+
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -200,11 +202,20 @@ static inline void times_key(const queries query, const number *key, vector (*pr
 /* Where one (token, key/value head) stands: its queries; the sums so far, their greatest score and total weight. */
 struct state { queries query; vector sum[G][L]; float top[G], total[G]; };
 
-/* Scores of the queries against `count` keys, at most LANES; -inf for the lanes that are left. */
-static inline void score(const struct state *state, const number *keys, int64_t count, float scaling,
-                         float (*scores)[TILE]) {
+/* Asks for a line of D numbers that will be read soon. */
+static inline void fetch(const number *line) {
+    for (size_t i = 0; i < D * sizeof *line; i += 64) __builtin_prefetch((const char *)line + i);
+}
+
+/* Scores of the queries against `count` keys, at most LANES; -inf for the lanes that are left. The values of the same
+ * slots are fetched meanwhile. */
+static inline void score(const struct state *state, const number *keys, const number *values, int64_t count,
+                         float scaling, float (*scores)[TILE]) {
     vector products[G][LANES];
-    for (int64_t s = 0; s < count; s++) times_key(state->query, keys + s * D, products, s);
+    for (int64_t s = 0; s < count; s++) {
+        fetch(values + s * D);
+        times_key(state->query, keys + s * D, products, s);
+    }
     for (int g = 0; g < G; g++) {
         for (int64_t s = count; s < LANES; s++) products[g][s] = (vector){0};
         vector found = sums(products[g]) * scaling;
@@ -213,28 +224,33 @@ static inline void score(const struct state *state, const number *keys, int64_t 
     }
 }
 
-/* Adds `count` values, weighted. */
-static inline void add(struct state *state, const number *values, int64_t count, float (*weights)[TILE]) {
+/* Adds `count` values, weighted; as many lines from `next` on are fetched meanwhile. */
+static inline void add(struct state *state, const number *values, const number *next, int64_t count,
+                       float (*weights)[TILE]) {
     for (int l = 0; l < L; l += WIDE) {
         vector sum[G][WIDE];
         for (int g = 0; g < G; g++)
             for (int w = 0; w < WIDE; w++) sum[g][w] = state->sum[g][l + w];
-        for (int64_t s = 0; s < count; s++)
+        for (int64_t s = 0; s < count; s++) {
+            if (l == 0) fetch(next + s * D);
             for (int w = 0; w < WIDE; w++) {
                 vector value = load(values + s * D + (l + w) * LANES);
                 for (int g = 0; g < G; g++) sum[g][w] += weights[g][s] * value;
             }
+        }
         for (int g = 0; g < G; g++)
             for (int w = 0; w < WIDE; w++) state->sum[g][l + w] = sum[g][w];
     }
 }
 
-/* Takes in `count` slots, at most TILE. */
-static void take_in(struct state *state, const number *keys, const number *values, int64_t count, float scaling) {
+/* Takes in `count` slots, at most TILE; the keys from `next` on come after them. */
+static void take_in(struct state *state, const number *keys, const number *values, const number *next, int64_t count,
+                    float scaling) {
     float scores[G][TILE];
     int64_t filled = (count + LANES - 1) / LANES * LANES;
     for (int64_t s = 0; s < count; s += LANES)
-        score(state, keys + s * D, count - s < LANES ? count - s : LANES, scaling, (float(*)[TILE]) & scores[0][s]);
+        score(state, keys + s * D, values + s * D, count - s < LANES ? count - s : LANES, scaling,
+              (float(*)[TILE]) & scores[0][s]);
     for (int g = 0; g < G; g++) {
         float highest = state->top[g], added = 0.0f;
 #pragma omp simd reduction(max : highest)
@@ -248,7 +264,7 @@ static void take_in(struct state *state, const number *keys, const number *value
         state->top[g] = highest;
         for (int l = 0; l < L; l++) state->sum[g][l] *= shrunk;
     }
-    add(state, values, count, scores);
+    add(state, values, next, count, scores);
 }
 
 /* Attention of the first `tokens` of N tokens to the own part of their rows up to themselves, continued from what they
@@ -275,8 +291,10 @@ void attend(const number *query, const number *keys, const number *values, const
                     state.sum[g][l] = known ? load(prefix + at * D + l * LANES) : (vector){0};
             }
             int64_t begin = (row[n] * kv_heads + k) * slots, visible = slot[n] + 1;
+            const number *after = keys + (k + 1 < kv_heads ? begin + slots : row[n + 1 < tokens ? n + 1 : n] * kv_heads * slots) * D;
             for (int64_t first = 0; first < visible; first += TILE)
                 take_in(&state, keys + (begin + first) * D, values + (begin + first) * D,
+                        first + TILE < visible ? keys + (begin + first + TILE) * D : after,
                         visible - first < TILE ? visible - first : TILE, scaling);
             for (int g = 0; g < G; g++)
                 for (int l = 0; l < L; l++)
@@ -299,4 +317,65 @@ void join(const number *own, const float *own_logsum, const int64_t *at, const n
                 for (int d = 0; d < D; d++)
                     to[d] = put(share * get(own[a * D + d]) + (known ? (1.0f - share) * get(prefix[b * D + d]) : 0.0f));
             }
+}
+
+#define BLOCK 64 /* tokens whose weights are summed in float32; blocks are summed in double, so that none gains or loses */
+
+/* Weights of a block's tokens against the greatest logit, 0 for those that are forbidden; returns their sum. */
+static inline float weigh(const number *logits, int64_t count, float top, float inverse, float *weights) {
+    float sum = 0.0f;
+    for (int64_t i = 0; i < count; i++) {
+        float x = get(logits[i]);
+        weights[i] = x > -INFINITY ? exp_of((x - top) * inverse) : 0.0f;
+        sum += weights[i];
+    }
+    return sum;
+}
+
+/* The first token whose weights, added to those before it, exceed what is left; the last one with a weight if rounding
+ * keeps all from that. */
+static int64_t crossing(const float *weights, int64_t count, double left) {
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (weights[i] > 0.0f) last = i;
+        left -= weights[i];
+        if (left < 0.0) return i;
+    }
+    return last;
+}
+
+/* Draw n is from softmax(logits[which[n]] / temperature[which[n]]), at uniform[n] in [0, 1) of its cumulative sum; at
+ * temperature 0 it is the first of the greatest logits, its log-probability that at temperature 1. logits [.., tokens],
+ * -inf for a forbidden token; token, logprob [draws]. */
+void draw(const number *logits, const float *temperature, const double *uniform, const int64_t *which, int64_t *token,
+          float *logprob, int64_t draws, int64_t tokens) {
+    const int64_t blocks = (tokens + BLOCK - 1) / BLOCK;
+#pragma omp parallel
+    {
+        double *ends = malloc(blocks * sizeof *ends);
+#pragma omp for schedule(static)
+        for (int64_t n = 0; n < draws; n++) {
+            const number *x = logits + which[n] * tokens;
+            float weights[BLOCK], top = -INFINITY, inverse = temperature[which[n]] > 0.0f ? 1.0f / temperature[which[n]] : 1.0f;
+#pragma omp simd reduction(max : top)
+            for (int64_t i = 0; i < tokens; i++) top = get(x[i]) > top ? get(x[i]) : top;
+            double total = 0.0;
+            for (int64_t b = 0; b < blocks; b++) {
+                int64_t count = tokens - b * BLOCK < BLOCK ? tokens - b * BLOCK : BLOCK;
+                ends[b] = total += weigh(x + b * BLOCK, count, top, inverse, weights);
+            }
+            int64_t at = 0;
+            if (temperature[which[n]] > 0.0f) {
+                double target = uniform[n] * total; /* always less than the total */
+                while (at + BLOCK < tokens && ends[at / BLOCK] <= target) at += BLOCK;
+                int64_t count = tokens - at < BLOCK ? tokens - at : BLOCK;
+                weigh(x + at, count, top, inverse, weights);
+                at += crossing(weights, count, target - (at ? ends[at / BLOCK - 1] : 0.0));
+            } else
+                while (get(x[at]) < top) at++;
+            token[n] = at;
+            logprob[n] = (get(x[at]) - top) * inverse - (float)log(total);
+        }
+        free(ends);
+    }
 }

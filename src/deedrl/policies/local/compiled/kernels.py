@@ -169,6 +169,14 @@ class Kernels:
         parts = (*self._by_query(own), at, *self._by_query(prefix), output)
         self._library.join(*map(_at, parts), len(output) - len(at), len(at), self._kv_heads)
 
+    def draw(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """As `sample_tokens`; logits [B, V] are left as they are."""
+        draws = len(uniforms)
+        tokens, logprobs = torch.empty(draws, dtype=torch.int64), torch.empty(draws)
+        tensors = (logits.contiguous(), temperatures, uniforms, which, tokens, logprobs)
+        self._library.draw(*map(_at, tensors), draws, logits.shape[1])
+        return tokens, logprobs
+
     def attend_tiled(
         self,
         query: Tensor,
@@ -254,6 +262,7 @@ _SIGNATURES = {
     "place": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 5, *[_INTEGER] * 4],
     "collect": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 6, *[_INTEGER] * 3],
     "attend": [*[_POINTER] * 8, *[_INTEGER] * 4, _FLOAT],
+    "draw": [*[_POINTER] * 6, *[_INTEGER] * 2],
     "join": [*[_POINTER] * 6, *[_INTEGER] * 3],
 }
 _TILED = {
