@@ -11,7 +11,7 @@ A layer is replaced only if its replacement computes what the layer does; names 
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class FusedLayer(nn.Module):
         # The layer's own modules: who looks for tensors that are shared with it finds these.
         self.norms = nn.ModuleList([layer.input_layernorm, layer.post_attention_layernorm])
         self.head_norms = nn.ModuleList([getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)])
+        # To look a module up takes longer than many a function that gets its weight.
+        self._before, self._between = (Norm(norm.weight, self._epsilon) for norm in list[Any](self.norms))
         self._projections = packed_weight([attention.q_proj, attention.k_proj, attention.v_proj], weights, kernels)
         self._output = packed_weight([attention.o_proj], weights, kernels)
         self._gate_and_up = packed_weight([mlp.gate_proj, mlp.up_proj], weights, kernels, gated=True)
@@ -62,26 +64,22 @@ class FusedLayer(nn.Module):
         fits += [kernels.reads(norm.weight, -1) for norm in of_heads]
         if width != kernels.width or len(self.head_norms) == 1 or not all(fits):
             raise NotFused(f"{type(layer).__name__} has norms or projections of another shape or type")
+        self._of_heads = HeadNorms(of_heads[0].weight, of_heads[1].weight, self._epsilon) if of_heads else None
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], layout: FusedLayout, **_: Any
     ) -> Tensor:
         hidden = hidden_states[0]
         rotation = Rotation(*(tensor[0].contiguous() for tensor in position_embeddings))
-        products = self._projections.times(hidden, norm=self._norm(0))
-        of_heads: list[Any] = list(self.head_norms)
-        norms = HeadNorms(of_heads[0].weight, of_heads[1].weight, self._epsilon) if of_heads else None
-        projected = Projected(products, rotation, norms)
+        products = self._projections.times(hidden, norm=self._before)
+        projected = Projected(products, rotation, self._of_heads)
         attended = layout.attend_products(self._index, projected, self._kernels, self._scaling)
         hidden = self._output.times(attended, other=hidden)
-        return self.mlp(hidden, hidden, self._norm(1))[None]
+        return self.mlp(hidden, hidden, self._between)[None]
 
     def mlp(self, inputs: Tensor, other: Tensor, norm: Norm | None = None) -> Tensor:
         """Of inputs [N, hidden], normed first, added to `other` [N, hidden]."""
         return self._down.times(self._gate_and_up.times(inputs, norm=norm), other=other)
-
-    def _norm(self, which: int) -> Norm:
-        return Norm(cast(Tensor, self.norms[which].weight), self._epsilon)
 
 
 def kernels_for(model: Any) -> Kernels:

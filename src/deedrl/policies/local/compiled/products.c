@@ -37,10 +37,10 @@ static inline void block(const number *a, int64_t size, const number *weight, in
             for (int line = 0; line < 32; line++) _mm_prefetch((const char *)(weight + AHEAD) + 64 * line, _MM_HINT_T0);
         _tile_loadd(4, a + k, 2 * size);
         _tile_loadd(6, weight, 64);
-        _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, weight + TILE_NUMBERS, 64);
-        _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, a + 16 * size + k, 2 * size);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
