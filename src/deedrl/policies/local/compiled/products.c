@@ -54,7 +54,7 @@ static inline __m512 lanes_of(const number *from) {
 /* SiLU of x, times y. */
 static inline __m512 gated_lanes(__m512 x, __m512 y) {
     const __m512 one = _mm512_set1_ps(1.0f);
-    __m512 small = exp_lanes(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+    __m512 small = power_of_two(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-LOG2_E)));
     __m512 above = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), one, small);
     return _mm512_mul_ps(_mm512_div_ps(_mm512_mul_ps(x, above), _mm512_add_ps(one, small)), y);
 }

@@ -81,15 +81,15 @@ static void take(const number *x, int64_t count, number *to) {
     memset(to + count * D, 0, (QUERIES - count) * D * sizeof *to);
 }
 
-/* Scaled scores of one query from key s on, those beyond `keys` -inf. */
-static inline __m512 scaled(const float *scores, const number *mask, float scaling, int64_t s, int64_t keys) {
+/* 16 scores of one query from key s on, as exponents of 2: times `factor`, plus the mask; those beyond `keys` -inf. */
+static inline __m512 exponents(const float *scores, const number *mask, float factor, int64_t s, int64_t keys) {
+    __m512 x = _mm512_mul_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(factor));
     const __mmask16 real = LEFT(keys - s);
-    __m512 bias = _mm512_setzero_ps();
     if (mask) {
         __m256i read = _mm256_maskz_loadu_epi16(real, mask + s);
-        bias = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(read), 16));
+        __m512 bias = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(read), 16));
+        x = _mm512_fmadd_ps(bias, _mm512_set1_ps(LOG2_E), x);
     }
-    __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(scaling), bias);
     return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), real, x);
 }
 
@@ -108,18 +108,26 @@ static void put_turned(const float *x, int64_t count, int64_t padded, number *to
 /* The weights of one query, not yet divided by their sum; returns the sum, and the greatest score. */
 static float weigh(float *scores, const number *mask, float scaling, int64_t keys, int64_t padded, number *weights,
                    float *greatest) {
+    const float factor = scaling * LOG2_E;
+    const int64_t plain = mask ? 0 : keys / LANES * LANES; /* scores that need nothing but the factor */
     __m512 top = _mm512_set1_ps(-1e30f), sum = _mm512_setzero_ps();
-    for (int64_t s = 0; s < padded; s += LANES) {
-        __m512 x = scaled(scores, mask, scaling, s, keys);
+    for (int64_t s = 0; s < plain; s += LANES) {
+        __m512 x = _mm512_mul_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(factor));
         _mm512_storeu_ps(scores + s, x);
         top = _mm512_max_ps(top, x);
     }
-    *greatest = _mm512_reduce_max_ps(top);
+    for (int64_t s = plain; s < padded; s += LANES) {
+        __m512 x = exponents(scores, mask, factor, s, keys);
+        _mm512_storeu_ps(scores + s, x);
+        top = _mm512_max_ps(top, x);
+    }
+    const float highest = _mm512_reduce_max_ps(top);
     for (int64_t s = 0; s < padded; s += LANES) {
-        __m512 x = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(*greatest)));
+        __m512 x = power_of_two(_mm512_sub_ps(_mm512_loadu_ps(scores + s), _mm512_set1_ps(highest)));
         sum = _mm512_add_ps(sum, x);
         put_lanes(weights + s, x);
     }
+    *greatest = highest / LOG2_E;
     return _mm512_reduce_add_ps(sum);
 }
 
@@ -179,8 +187,8 @@ static void pair_back(float *const scores[2], float *const gradients[2], const n
     for (int64_t s = 0; s < padded; s += LANES) {
         __m512 weight[2], gradient[2];
         for (int i = 0; i < 2; i++) {
-            __m512 x = scaled(scores[i], mask[i], scaling, s, keys);
-            weight[i] = exp_lanes(_mm512_sub_ps(x, _mm512_set1_ps(logsum[i])));
+            __m512 x = exponents(scores[i], mask[i], scaling * LOG2_E, s, keys);
+            weight[i] = power_of_two(_mm512_sub_ps(x, _mm512_set1_ps(logsum[i] * LOG2_E)));
             __m512 over = _mm512_sub_ps(_mm512_loadu_ps(gradients[i] + s), _mm512_set1_ps(along[i]));
             gradient[i] = _mm512_mul_ps(_mm512_mul_ps(weight[i], over), _mm512_set1_ps(scaling));
             put_lanes(of_scores[i] + s, gradient[i]);

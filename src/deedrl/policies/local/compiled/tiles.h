@@ -36,19 +36,20 @@ static inline void columns_of(const number *x, int64_t size, int64_t count, int6
         }
 }
 
-/* As exp_of, but 0 where that is lost in any sum: numbers too small for a normal exponent are slow, above all to round. */
-static inline __m512 exp_lanes(__m512 x) {
-    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-64.0f), _CMP_GE_OQ);
-    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
-    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3981999507e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(8.3334519073e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(4.1665795894e-2f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.6666665459e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.0000001201e-1f));
-    sum = _mm512_fmadd_ps(_mm512_mul_ps(sum, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+#define LOG2_E 1.44269504f
+
+/* 2^x for x <= 0, relative error below 3e-7; but 0 where that is lost in any sum: numbers too small for a normal exponent
+ * are slow, above all to round. */
+static inline __m512 power_of_two(__m512 x) {
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-92.0f), _CMP_GE_OQ);
+    __m512 whole = _mm512_roundscale_ps(x, 0), rest = _mm512_sub_ps(x, whole);
+    __m512 sum = _mm512_set1_ps(1.5403530e-4f);
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3333558e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(9.6181291e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.5504109e-2f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(2.4022651e-1f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(6.9314718e-1f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
     return _mm512_maskz_scalef_ps(counts, sum, whole);
 }
 
