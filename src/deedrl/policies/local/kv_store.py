@@ -5,23 +5,29 @@ Own parts lie in one block per layer, [rows, K, slots, D], indexed by row; decod
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deedrl.memory import give_back
 from deedrl.policies.local.attention import attend_many, causal_own_mask, folded_mask
 from deedrl.policies.local.compiled.kernels import Kernels, Places, Projected
 
 SLOT_QUANTUM = 64
 FIRST_ROWS = 16
+FIRST_ROOM = 576
+"""Slots that rows have addresses for at first; no power of two, so that rows do not share the same sets of a cache."""
 
 
 class KVStore:
-    """Storage for up to `rows` sequences. It holds no more than was reserved: own parts grow in steps of
-    `SLOT_QUANTUM` tokens, the number of rows doubles."""
+    """Storage for up to `rows` sequences. Own parts grow in steps of `SLOT_QUANTUM` tokens, the number of rows doubles.
+
+    Rows have more addresses than memory: a page comes from the system, as zeros, when something is written into it. So
+    what is stored seldom has to move when more slots are reserved, and what was never reserved costs nothing.
+    """
 
     def __init__(self, model: Any, rows: int) -> None:
         config = model.config.get_text_config()
@@ -35,6 +41,8 @@ class KVStore:
         self.rows = rows
         self.held_rows = 0
         self.slots = 0
+        """Reserved."""
+        self._room = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -44,24 +52,20 @@ class KVStore:
         held = self.held_rows
         if rows > held:
             held = min(self.rows, max(rows, 2 * held, FIRST_ROWS))
-        if (held, slots) == (self.held_rows, self.slots):
-            return
-        if not self.keys:
-            self.keys, self.values = ([self._empty(held, slots) for _ in range(self.layers)] for _ in range(2))
-        else:
-            # Layer by layer, so that old and new storage never exist as a whole side by side: blocks that are freed
-            # are too small for the new ones, and the system only gets them back when it is told to take them.
+        room = self._room
+        while room < slots:
+            room = max(2 * room, FIRST_ROOM)
+        if (held, room) != (self.held_rows, self._room):
+            # Layer by layer, so that old and new storage never exist as a whole side by side.
             for layer in range(self.layers):
                 for blocks in (self.keys, self.values):
-                    grown = self._empty(held, slots)
-                    grown[: self.held_rows, :, : self.slots] = blocks[layer]
-                    blocks[layer] = grown
-                give_back()
-        self.held_rows, self.slots = held, slots
-
-    def _empty(self, rows: int, slots: int) -> Tensor:
-        # Zeros, not empty memory: a masked slot holding NaN would still turn weight 0 into NaN.
-        return torch.zeros(rows, self.kv_heads, slots, self.size, dtype=self.dtype)
+                    grown = _untouched(held, self.kv_heads, room, self.size, dtype=self.dtype)
+                    if layer < len(blocks):
+                        grown[: self.held_rows, :, : self.slots] = blocks[layer][:, :, : self.slots]
+                        blocks[layer] = grown
+                    else:
+                        blocks.append(grown)
+        self.held_rows, self.slots, self._room = held, slots, room
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Gives row `target` what row `source` holds in the slots from `start` up to `end`."""
@@ -69,6 +73,19 @@ class KVStore:
             return
         for block in (*self.keys, *self.values):
             block[target, :, start:end] = block[source, :, start:end]
+
+
+def _untouched(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory where they are written, given back when the tensor goes.
+
+    Zeros are needed: a masked slot holding NaN would still turn weight 0 into NaN.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    # Shared memory, which is what mmap gives unasked on Unix, would be another process's after a fork.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=dtype).view(shape)
 
 
 @dataclass(eq=False, frozen=True)
