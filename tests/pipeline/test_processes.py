@@ -24,14 +24,18 @@ from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 from deedrl.training import processes
+from deedrl.training.packing import pack
+from deedrl.training.samples import samples_from
 
 LIMIT_S = 900.0
 """Far more than it takes on a busy machine; a hang would last for ever."""
+MICRO_BATCH_TOKENS = 16
 ONLINE: dict[str, Any] = {
     "steps": 2,
+    "temperature": 1.5,  # siblings that are alike would be one row of one micro-batch
     "tasks_per_step": 3,  # two for one process, one for the other
     "group_size": 4,
-    "micro_batch_tokens": 256,
+    "micro_batch_tokens": MICRO_BATCH_TOKENS,
     "validate_every": 1,
     "validation_tasks": 3,
 }
@@ -39,6 +43,7 @@ DPO: dict[str, Any] = {
     "stage": "dpo",
     "tasks": 5,
     "samples_per_task": 6,
+    "temperature": 1.5,
     "kinds": ["outcome"],
     "steps": 3,
     "pairs_per_step": 5,
@@ -46,10 +51,16 @@ DPO: dict[str, Any] = {
 }
 STAGES: list[dict[str, Any]] = [
     {"stage": "cold_start", "tasks": 3, "samples_per_task": 2, "demonstrations": 6},
-    {"stage": "sft", "steps": 3, "batch_size": 5, "learning_rate": 1e-3, "micro_batch_tokens": 256},
+    {"stage": "sft", "steps": 3, "batch_size": 5, "learning_rate": 1e-3, "micro_batch_tokens": MICRO_BATCH_TOKENS},
     {"stage": "grpo", "learning_rate": 1e-3, "mini_batches": 2, "sampler_cap": 2.0, **ONLINE},
     {"stage": "ppo", "learning_rate": 1e-3, "value_warmup_steps": 1, **ONLINE},
-    {**DPO, "learning_rate": 1e-3, "micro_batch_tokens": 256, "validate_every": 2, "validation_tasks": 3},
+    {
+        **DPO,
+        "learning_rate": 1e-3,
+        "micro_batch_tokens": MICRO_BATCH_TOKENS,
+        "validate_every": 2,
+        "validation_tasks": 3,
+    },
 ]
 LEARNERS = ("sft", "grpo", "ppo", "dpo")
 
@@ -92,6 +103,21 @@ def both(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder / "one", folder / "two"
 
 
+def tolerance(name: str) -> dict[str, float]:
+    """Moments are sums of gradients and of their squares. A step of AdamW is up to the learning rate, 1e-3, however
+    small the gradient is, and where that is next to nothing rounding has a say in it."""
+    of_parameters = "parameter" in name or name.startswith("reference.base_model")
+    return {"rtol": 0.0, "atol": 2e-5} if of_parameters else {"rtol": 1e-3, "atol": 1e-6}
+
+
+@pytest.mark.parametrize("stage", ["grpo", "ppo", "dpo"])
+def test_there_is_work_for_two(both: tuple[Path, Path], stage: str) -> None:
+    """One micro-batch alone would be the first process's, and no gradient would have to be brought together."""
+    episodes = list(TrajectoryStore(both[1] / "trajectories" / f"{stage}.jsonl"))
+    samples = [sample for episode in episodes[:8] for sample in samples_from(episode)]
+    assert len(pack(samples, micro_batch_tokens=MICRO_BATCH_TOKENS)) > 2
+
+
 @pytest.mark.parametrize("stage", LEARNERS)
 def test_two_processes_learn_what_one_learns(both: tuple[Path, Path], stage: str) -> None:
     one, two = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in both)
@@ -102,14 +128,15 @@ def test_two_processes_learn_what_one_learns(both: tuple[Path, Path], stage: str
     assert one.tensors.keys() == two.tensors.keys()
     assert any(name.startswith("exp_avg") for name in one.tensors)
     for name, value in one.tensors.items():
-        torch.testing.assert_close(two.tensors[name], value, rtol=1e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+        found = two.tensors[name]
+        torch.testing.assert_close(found, value, **tolerance(name), msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_two_processes_end_with_the_same_policy(both: tuple[Path, Path]) -> None:
     one, two = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in both)
     assert one.keys() == two.keys()
     for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(two[name], value, **tolerance("parameter"))
 
 
 def test_two_processes_log_the_figures_of_the_whole_once(both: tuple[Path, Path]) -> None:
@@ -120,7 +147,8 @@ def test_two_processes_log_the_figures_of_the_whole_once(both: tuple[Path, Path]
     # Which tokens are in a cache depends on the episodes that were played before in the same process, and where policy
     # and reference are the same, rounding decides which side of a pair is preferred.
     for name in sorted(one.keys() - {f"{stage}/cache_hit_share" for stage in LEARNERS} - {"dpo/reward_accuracy"}):
-        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+        # A token at the very edge of a range is beyond it or not.
+        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=5e-3 if "fraction" in name else 1e-5), name
 
 
 def test_E08_each_episode_is_played_and_stored_once_and_is_the_same(both: tuple[Path, Path]) -> None:

@@ -47,11 +47,6 @@ class _Place:
 _place = _Place()
 
 
-def count() -> int:
-    """How many processes there are."""
-    return _place.count
-
-
 def is_first() -> bool:
     """Whether this is the one that writes."""
     return _place.rank == 0
@@ -170,7 +165,7 @@ def whole(own: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     import torch
 
     flat = torch.zeros(sum(sizes))
-    parts = list(flat.split(list(sizes)))
+    parts = list(torch.split(flat, list(sizes)))
     for part, values in zip(share(parts), own, strict=True):
         part.copy_(values)
     _sum(flat)
@@ -196,7 +191,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         _sum(flat)
-        for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+        for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
