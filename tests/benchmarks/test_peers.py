@@ -301,6 +301,6 @@ def test_our_side_of_the_losses_answers_with_the_gradient_of_a_plain_loop(
         mask = torch.tensor(row["action_mask"])[1:]
         total, actions = total - chosen[mask].sum(), actions + int(mask.sum())
     (total / actions).backward()
-    assert found == pytest.approx(float(total) / actions, abs=1e-5)
+    assert found == pytest.approx(float(total.detach()) / actions, abs=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
