@@ -43,6 +43,7 @@ ROWS = {
     "deedrl.integrations": 6,
     "deedrl.benchmarks": 6,
     "deedrl.cli": 7,
+    "deedrl.__main__": 8,
 }
 # Imports beside the rows' order that are meant, and why. (importing folder, imported folder)
 SIBLINGS = {

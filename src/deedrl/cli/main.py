@@ -146,5 +146,8 @@ def _fail(message: str, code: int) -> int:
 
     if len(message) > MAX_MESSAGE_CHARS:  # an author's exception may hold a whole file
         message = f"{message[: MAX_MESSAGE_CHARS // 2]} … {message[-MAX_MESSAGE_CHARS // 2 :]}"
-    print(f"deedrl: {redact_text(strip_ansi(message))}", file=sys.stderr, flush=True)
+    from deedrl.training.processes import name
+
+    who = f"deedrl, {name()}" if name() else "deedrl"
+    print(f"{who}: {redact_text(strip_ansi(message))}", file=sys.stderr, flush=True)
     return code

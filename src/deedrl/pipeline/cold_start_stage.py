@@ -46,8 +46,8 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
     efficient = [t for t in stable if _efficient(t, stage.efficiency_ratio)]
     demonstrated = _demonstrate(session, stage, rest or tasks, len(efficient))
     failures = [t for t in sampled if t.solved is False]
-    session.store(POSITIVES).append_many(efficient + demonstrated)
-    session.store(NEGATIVES).append_many(failures)
+    session.keep(POSITIVES, efficient + demonstrated)
+    session.keep(NEGATIVES, failures)
     sources = Counter(t.provenance.source for t in efficient + demonstrated)
     report = ColdStartReport(
         sampled=len(sampled),

@@ -79,7 +79,8 @@ def preference_data(session: Session, stage: Dpo, *, begun: bool) -> PreferenceD
     if found is None:
         found, _ = _candidates(session, stage, wanted)
     else:
-        _write_hand_check(session, stage, report, path.with_name(HAND_CHECK))
+        if session.run.writes:
+            _write_hand_check(session, stage, report, path.with_name(HAND_CHECK))
         _say(session, stage, report)
     episodes = {episode.episode_id: episode.samples for episode in found if episode.episode_id in wanted}
     if missing := wanted - episodes.keys():

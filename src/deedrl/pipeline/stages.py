@@ -38,7 +38,7 @@ from deedrl.tracking.tracker import open_tracker
 
 def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection[str] | None = None) -> None:
     """Runs the stages called `only` (None: all); writes ``summary.json`` after each stage."""
-    names = ["jsonl", *recipe.tracking]
+    names = ["jsonl", *recipe.tracking] if run.writes else []
     with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
         session = Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
         session.lint()
@@ -53,7 +53,8 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
             outcome = _run_stage(session, stage)
             outcome |= {"policy_version": session.policy_version, "peak_memory_gb": peak_gb()}
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
-            write_summary(run.folder / SUMMARY, summary_of(recipe, run))
+            if run.writes:
+                write_summary(run.folder / SUMMARY, summary_of(recipe, run))
 
 
 def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:

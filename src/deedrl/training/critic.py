@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from deedrl.errors import ModelError
 from deedrl.policies.local.model import LoadedModel
+from deedrl.training import processes
 from deedrl.training.backend import LogprobModel, SharedPrefix
 from deedrl.training.learner import Learner, Loss
 from deedrl.training.optimiser import Optimiser, accumulate, step_together
@@ -130,7 +131,7 @@ class HeadCritic:
     def update_alone(self, batches: Sequence[Batch], value_loss: Loss, rates: Rates) -> StepStats:
         """The trunk takes no part, so nothing of its pass is kept."""
         self.optimiser.clear()
-        for batch, hidden in zip(batches, _states(self.policy.module, batches), strict=True):
+        for batch, hidden in _states(self.policy.module, batches):
             self.optimiser.backward(value_loss(batch, self.head(hidden[batch.slots])[batch.predictions]))
         [norm], taken = step_together([(self.optimiser, rates.critic)], rates.max_grad_norm)
         return StepStats(0.0, norm, skipped=not taken)
@@ -247,21 +248,23 @@ class ActorCritic:
 
 def values_under(head: ValueHead, model: LogprobModel, batches: Sequence[Batch]) -> list[StateValues]:
     """Values of actions and of ends, without gradient."""
-    found = []
+    own = []
     with torch.no_grad():
-        for batch, hidden in zip(batches, _states(model, batches), strict=True):
-            found.append(StateValues(head(hidden[batch.slots])[batch.predictions], head(hidden[batch.end_slots])))
-    return found
+        for batch, hidden in _states(model, batches):
+            own.append(StateValues(head(hidden[batch.slots])[batch.predictions], head(hidden[batch.end_slots])))
+    actions = processes.whole([values.actions for values in own], [batch.action_tokens for batch in batches])
+    ends = processes.whole([values.ends for values in own], [len(batch.end_slots) for batch in batches])
+    return [StateValues(*both) for both in zip(actions, ends, strict=True)]
 
 
-def _states(model: LogprobModel, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """Hidden states of all slots of each of `batches` (from one `pack`), without gradient."""
+def _states(model: LogprobModel, batches: Sequence[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+    """This process's share of `batches` (from one `pack`), with hidden states of all their slots, without gradient."""
     with torch.no_grad():
         prefix = model.shared_prefix(batches[0].prefix_ids)
-    for batch in batches:
+    for batch in processes.share(batches):
         with torch.no_grad():
             hidden = model.states(batch, prefix)
-        yield hidden
+        yield batch, hidden
 
 
 def _width(loaded: LoadedModel) -> int:
