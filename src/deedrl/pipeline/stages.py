@@ -27,6 +27,8 @@ from deedrl.pipeline.own_recipe import load_own_recipe
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.ppo_stage import ppo_stage
 from deedrl.pipeline.recipe import Recipe
+from deedrl.pipeline.reward_model_settings import RewardModelStage
+from deedrl.pipeline.reward_model_stage import reward_model_stage
 from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapter
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
@@ -74,6 +76,8 @@ def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
             return dict(ppo_stage(session, stage))
         case Dpo():
             return dict(dpo_stage(session, stage))
+        case RewardModelStage():
+            return dict(reward_model_stage(session, stage))
         case Mine():
             return mine_stage(session, stage)
 
