@@ -17,8 +17,10 @@ from typer.core import TyperGroup
 from deedrl.cli import stage
 from deedrl.cli.bench import bench
 from deedrl.cli.export import export
+from deedrl.cli.label import label
 from deedrl.cli.plan import plan
 from deedrl.cli.report import report
+from deedrl.cli.reward_model import reward_model
 from deedrl.cli.run import run
 from deedrl.errors import DeedRLError
 
@@ -87,6 +89,8 @@ def _register() -> None:
     app.command("plan")(plan)
     app.command("report")(report)
     app.command("export")(export)
+    app.command("label")(label)
+    app.add_typer(reward_model, name="reward-model")
     app.add_typer(bench, name="bench")
     for name, module, help_text in _DEFERRED:
         if importlib.util.find_spec(module):

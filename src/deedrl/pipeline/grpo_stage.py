@@ -193,4 +193,4 @@ def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Tas
         for group in group_trajectories(whole):
             telling = has_signal(compare.advantages(group))
             (kept if telling else silent).append(group)
-    return kept + silent, episode_figures(episodes, dropped)
+    return kept + silent, episode_figures(episodes, dropped, session.recipe.learned_terms)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from deedrl.pipeline.alarms import held_out_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.learned_terms import drift
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_base import OnlineSettings
@@ -112,6 +113,11 @@ def train_online(
                 checkpoints.save(number, _with_reference(learner, reference), best.state())
             session.context.tracker.log(figures, step=number, stage=stage.title)
             bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.completion)
+            drifted, over = drift(session, stage.title, number)
+            warn(session, stage.title, *drifted)
+            if over:
+                progress.say(f"{stage.title}: a reward model no longer agrees with the verifier; stopping here")
+                break
             if stage.patience_steps and number - best.step >= stage.patience_steps:
                 progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
                 break

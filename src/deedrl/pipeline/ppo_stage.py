@@ -62,7 +62,7 @@ def _train_step(
     learning = step - stage.value_warmup_steps
     rate = step_rate(stage, learning, stage.steps - stage.value_warmup_steps) if learning >= 0 else 0.0
     updated = _update(session, stage, learner, episodes, reference, step, rate)
-    figures = episode_figures(played, broken.groups)
+    figures = episode_figures(played, broken.groups, session.recipe.learned_terms)
     behind = staleness(stage.title, step, whole)
     warn(
         session,

@@ -162,6 +162,12 @@ class Run:
         folder.mkdir(exist_ok=True)
         return folder
 
+    def reward_models(self, stage: str) -> Path:
+        """Folder of the versions of the reward model of the stage called `stage`."""
+        folder = self._made("reward-models") / stage
+        folder.mkdir(exist_ok=True)
+        return folder
+
     @property
     def adapter_folder(self) -> Path:
         """Where the latest policy lies as a PEFT adapter (or a model folder when all weights are trained)."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
@@ -35,6 +36,9 @@ from deedrl.tasks.pool import TaskPool, check_disjoint
 from deedrl.training import processes
 from deedrl.types import Provenance, SamplingParams, Source, Split, Task, Trajectory
 
+if TYPE_CHECKING:
+    from deedrl.pipeline.reward_model_folder import PlacedRewardModel
+
 HELD_OUT: tuple[Split, ...] = ("validation", "test", "test_unseen")
 
 
@@ -49,6 +53,8 @@ class Session:
         self._trained = trained
         self._stores: dict[str, TrajectoryStore] = {}
         self._earlier: dict[str, set[str]] = {}
+        self.reward_models: dict[Path, PlacedRewardModel] = {}
+        """Reward models beside the policy's adapter, by the folder they were saved in; see `learned_terms`."""
         finished = [self.run.finished(stage.title) for stage in self.recipe.stages]
         versions = [result.metrics.get("policy_version") for result in finished if result]
         self.policy_version = str(versions[-1]) if trained and versions else "base"
@@ -69,8 +75,10 @@ class Session:
 
     @cached_property
     def rubric(self) -> Rubric:
+        """What episodes are played under; `with_learned_terms` adds the reward models."""
         rubric = own_rubric(self.environment_class) or default_rubric()
-        return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
+        weights = {name: w for name, w in self.recipe.rubric.items() if name not in self.recipe.learned_terms}
+        return rubric.reweighted(weights) if weights else rubric
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
