@@ -47,6 +47,11 @@ class _Place:
 _place = _Place()
 
 
+def count() -> int:
+    """How many processes there are."""
+    return _place.count
+
+
 def is_first() -> bool:
     """Whether this is the one that writes."""
     return _place.rank == 0
