@@ -2,7 +2,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS ?= train,dev,tensorboard
+EXTRAS ?= train,label,dev,tensorboard
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

@@ -34,8 +34,9 @@ from torch import Tensor, nn
 
 from deedrl.training import advantages
 from deedrl.training.credit import Comparison, anchor_credit, anchors
-from deedrl.training.critic import Rates, StateValues, StepStats
+from deedrl.training.critic import Rates, StepStats
 from deedrl.training.episodes import rewarded_episodes
+from deedrl.training.headed import StateValues
 from deedrl.training.learner import Loss, UpdateStats
 from deedrl.training.losses import Silent
 from deedrl.training.optimiser import Optimiser, step_together

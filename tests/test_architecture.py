@@ -41,8 +41,10 @@ ROWS = {
     "deedrl.pipeline": 5,
     "deedrl.reports": 6,
     "deedrl.integrations": 6,
+    "deedrl.labelling": 6,
     "deedrl.benchmarks": 6,
     "deedrl.cli": 7,
+    "deedrl.__main__": 8,
 }
 # Imports beside the rows' order that are meant, and why. (importing folder, imported folder)
 SIBLINGS = {

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from deedrl.environments.suite.support.demonstrations import demonstrate
 from deedrl.environments.suite.support.environment import SupportDesk
@@ -260,3 +261,46 @@ def test_an_episode_from_outside_ends_at_its_limits(
     assert stepped.trajectory is not None
     assert not stepped.trajectory.solved
     asyncio.run_coroutine_threadsafe(slot.close(1.0), loop).result()
+
+
+# ---------------------------------------------------------------- losses.py
+
+
+def test_gradients_of_other_values_are_over_the_tolerance_unless_a_reason_is_given(
+    peers: dict[str, ModuleType],
+) -> None:
+    import losses
+
+    ours, near = (0.5, {"w": torch.tensor([3.0, 4.0])}), (0.5, {"w": torch.tensor([3.0, 4.00002])})
+    far = (0.5, {"w": torch.tensor([3.0, 4.001])})
+    case = losses.Case("name", "sft")
+    assert losses.line(case, ours, near) == ("| name | 0.500000 | 0.500000 | 0.0e+00 | 5.0000 | 4.0e-06 |  |", True)
+    text, fine = losses.line(case, ours, far)
+    assert not fine
+    assert "2.0e-04 | **over the tolerance**" in text
+    assert losses.line(losses.Case("name", "sft", differs="a reason"), ours, far)[1]
+    assert not losses.line(case, ours, (0.50002, ours[1]))[1]
+
+
+def test_our_side_of_the_losses_answers_with_the_gradient_of_a_plain_loop(
+    peers: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import losses
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(peers["processes"], "ENGINES", PEERS / "engines")
+    work = losses.workload(tmp_path)
+    (tmp_path / "losses.json").write_text(json.dumps(work), encoding="utf-8")
+    [case] = [case for case in losses.CASES if case.name == "SFT, 2 pieces"]
+    found, gradients = losses.answers("deedrl", tmp_path / "losses.json", tmp_path, [case])[case.name]
+    model = AutoModelForCausalLM.from_pretrained(work["model"], dtype=torch.float32)
+    total, actions = torch.zeros(()), 0
+    for row in work["rows"]:
+        logprobs = model(torch.tensor([row["ids"]])).logits[0, :-1].log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(row["ids"])[1:, None])[:, 0]
+        mask = torch.tensor(row["action_mask"])[1:]
+        total, actions = total - chosen[mask].sum(), actions + int(mask.sum())
+    (total / actions).backward()
+    assert found == pytest.approx(float(total.detach()) / actions, abs=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)

@@ -14,7 +14,8 @@ from deedrl.errors import ModelError
 from deedrl.policies.local.model import add_adapter
 from deedrl.training import packing
 from deedrl.training.backend import LogprobModel
-from deedrl.training.critic import ActorCritic, HeadCritic, Rates, ValueHead, adapter_critic, model_critic
+from deedrl.training.critic import ActorCritic, HeadCritic, Rates, adapter_critic, model_critic
+from deedrl.training.headed import ValueHead
 from deedrl.training.learner import Learner
 from deedrl.training.losses import policy_loss, value_loss
 from deedrl.training.packing import pack

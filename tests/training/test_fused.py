@@ -13,7 +13,7 @@ from deedrl.policies.local.model import add_adapter
 from deedrl.training import packing
 from deedrl.training.adapted import AdaptedProduct
 from deedrl.training.backend import LogprobModel, frozen_at
-from deedrl.training.critic import adapter_critic
+from deedrl.training.headed import put_adapter_beside
 from deedrl.training.learner import Learner
 from deedrl.training.losses import sft_loss
 from deedrl.training.optimiser import accumulate
@@ -156,20 +156,19 @@ def test_weights_are_merged_once_for_all_micro_batches_and_held_for_no_longer(ki
 
 def test_the_adapter_that_is_active_counts(kit):
     loaded = adapted(kit)
-    learner = Learner(loaded)
     policy = LogprobModel(loaded.model)
     before = results(policy, kit)
-    with adapter_critic(learner) as critic:
-        with torch.no_grad():
-            for name, parameter in critic.optimiser.parameters.items():
-                if "lora_B" in name:
-                    parameter.mul_(-2.0)
-        with critic._active():
-            shaken = results(policy, kit)
-            for one, other in zip(shaken, results(unfused(loaded), kit), strict=True):
-                assert relative(one, other) < 1e-5
-        assert relative(shaken[0], before[0]) > 1e-3
-        assert torch.equal(results(policy, kit)[0], before[0])
+    beside = put_adapter_beside(loaded.model, "other", "a test")
+    with torch.no_grad():
+        for name, parameter in beside.trained.items():
+            if "lora_B" in name:
+                parameter.mul_(-2.0)
+    with beside.active():
+        shaken = results(policy, kit)
+        for one, other in zip(shaken, results(unfused(loaded), kit), strict=True):
+            assert relative(one, other) < 1e-5
+    assert relative(shaken[0], before[0]) > 1e-3
+    assert torch.equal(results(policy, kit)[0], before[0])
 
 
 def test_a_model_without_its_adapter_is_its_base(kit):

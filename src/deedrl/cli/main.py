@@ -17,8 +17,10 @@ from typer.core import TyperGroup
 from deedrl.cli import stage
 from deedrl.cli.bench import bench
 from deedrl.cli.export import export
+from deedrl.cli.label import label
 from deedrl.cli.plan import plan
 from deedrl.cli.report import report
+from deedrl.cli.reward_model import reward_model
 from deedrl.cli.run import run
 from deedrl.errors import DeedRLError
 
@@ -87,6 +89,8 @@ def _register() -> None:
     app.command("plan")(plan)
     app.command("report")(report)
     app.command("export")(export)
+    app.command("label")(label)
+    app.add_typer(reward_model, name="reward-model")
     app.add_typer(bench, name="bench")
     for name, module, help_text in _DEFERRED:
         if importlib.util.find_spec(module):
@@ -146,5 +150,8 @@ def _fail(message: str, code: int) -> int:
 
     if len(message) > MAX_MESSAGE_CHARS:  # an author's exception may hold a whole file
         message = f"{message[: MAX_MESSAGE_CHARS // 2]} … {message[-MAX_MESSAGE_CHARS // 2 :]}"
-    print(f"deedrl: {redact_text(strip_ansi(message))}", file=sys.stderr, flush=True)
+    from deedrl.training.processes import name
+
+    who = f"deedrl, {name()}" if name() else "deedrl"
+    print(f"{who}: {redact_text(strip_ansi(message))}", file=sys.stderr, flush=True)
     return code

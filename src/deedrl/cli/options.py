@@ -20,6 +20,12 @@ OverridesArgument = Annotated[
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Plain lines instead of bars.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Warnings and results only.")]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes", min=1, help="Processes that a launcher has to have started (docs/several-processes.md)."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on stdout.")]
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deedrl.cli.options import JsonOption, OverridesArgument, PlainOption, QuietOption, RecipeArgument, progress_from
+from deedrl.cli.options import (
+    JsonOption,
+    OverridesArgument,
+    PlainOption,
+    ProcessesOption,
+    QuietOption,
+    RecipeArgument,
+    progress_from,
+)
 
 if TYPE_CHECKING:
     from deedrl.pipeline.context import Progress
@@ -27,6 +35,7 @@ def run(
     plain: PlainOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
+    processes: ProcessesOption = None,
 ) -> None:
     """Run a recipe: all stages, then the report. The same command resumes an interrupted run."""
     from deedrl.pipeline.recipe import load_recipe
@@ -37,13 +46,14 @@ def run(
         return
     progress = progress_from(plain, quiet, json)
     folder = out or Path("runs") / settings.name
-    execute(settings, folder, progress, only=None, show_results=not json)
+    execute(settings, folder, progress, only=None, show_results=not json, processes=processes)
 
 
 def show_plan(recipe: Recipe) -> None:
-    """Prints the resolved recipe (secrets hidden) and the estimate of its cost on this machine."""
+    """Prints the resolved recipe (secrets hidden), settings beyond usual bounds, and its cost on this machine."""
     from deedrl.config import dump_yaml, to_plain
     from deedrl.errors import ModelError
+    from deedrl.pipeline.bounds import training_findings
     from deedrl.pipeline.cost import estimate, estimate_text
     from deedrl.planning.machine import detect_machine
     from deedrl.redaction import redact
@@ -54,14 +64,34 @@ def show_plan(recipe: Recipe) -> None:
         lines = estimate_text(estimate(recipe, machine), machine)
     except ModelError as error:  # the recipe may be right all the same
         lines = [f"no estimate: {error}"]
+    lines = [*lines, *(f"warning {finding}" for finding in training_findings(recipe))]
     for line in lines:
         typer.echo(f"# {line}" if line else "#")
 
 
 def execute(
-    recipe: Recipe, folder: Path, progress: Progress, *, only: Collection[str] | None, show_results: bool = True
+    recipe: Recipe,
+    folder: Path,
+    progress: Progress,
+    *,
+    only: Collection[str] | None,
+    show_results: bool = True,
+    processes: int | None = None,
 ) -> None:
-    """Runs stages in a run folder, then writes the report and prints the before/after table."""
+    """Runs stages in a run folder, then writes the report and prints the before/after table.
+
+    Of several processes that a launcher started (`processes`, if given) the first alone speaks and reports.
+    """
+    from deedrl.reports.progress import NoProgress
+    from deedrl.training.processes import is_first, joined
+
+    with joined(processes):
+        _execute(recipe, folder, progress if is_first() else NoProgress(), only, show_results)
+
+
+def _execute(
+    recipe: Recipe, folder: Path, progress: Progress, only: Collection[str] | None, show_results: bool
+) -> None:
     from deedrl.pipeline.run import SUMMARY, Run
     from deedrl.pipeline.stages import run_recipe
 
@@ -75,7 +105,7 @@ def execute(
         except KeyboardInterrupt:
             opened.record("interrupted")
             raise
-        if not (folder / SUMMARY).exists():
+        if not opened.writes or not (folder / SUMMARY).exists():
             return
         from deedrl.reports.report import write_report
 

@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from deedrl.cli.options import JsonOption, OverridesArgument, PlainOption, QuietOption, progress_from
+from deedrl.cli.options import (
+    JsonOption,
+    OverridesArgument,
+    PlainOption,
+    ProcessesOption,
+    QuietOption,
+    progress_from,
+)
 from deedrl.cli.run import execute
 
 # command → (value of the key `stage` in a recipe, help)
@@ -43,6 +50,7 @@ def stage_command(kinds: tuple[str, ...], help_text: str) -> Callable[..., None]
         plain: PlainOption = False,
         quiet: QuietOption = False,
         json: JsonOption = False,
+        processes: ProcessesOption = None,
     ) -> None:
         import msgspec
 
@@ -65,7 +73,8 @@ def stage_command(kinds: tuple[str, ...], help_text: str) -> Callable[..., None]
             assert run is not None  # one of them was given, see above
             settings = load_own_recipe(run, settings_list)
         names = select_stages(settings, kinds, stage)
-        execute(settings, run or Path("runs") / settings.name, progress_from(plain, quiet, json), only=names)
+        folder = run or Path("runs") / settings.name
+        execute(settings, folder, progress_from(plain, quiet, json), only=names, processes=processes)
 
     command.__doc__ = help_text
     return command

@@ -129,6 +129,48 @@ def displacement_alarm(figures: Mapping[str, float]) -> str | None:
     )
 
 
+def agreement_alarm(accuracies: Sequence[float], max_fall: float) -> str | None:
+    """Speaks when the latest accuracy lies more than `max_fall` below the best one before it."""
+    if len(accuracies) < 2 or max(accuracies[:-1]) - accuracies[-1] <= max_fall:
+        return None
+    return (
+        f"pairwise accuracy on the calibration set fell to {accuracies[-1]:.0%} from {max(accuracies[:-1]):.0%}: what "
+        "is learnt now is not what the labels say; take fewer steps or a lower learning_rate, or look at new labels"
+    )
+
+
+def keeps_falling(accuracies: Sequence[float], max_fall: float, patience: int) -> bool:
+    """Whether each of the last `patience` accuracies was an alarm; never with a patience of 0."""
+    ends = range(len(accuracies) - patience + 1, len(accuracies) + 1)
+    return patience > 0 and all(agreement_alarm(accuracies[: max(end, 0)], max_fall) for end in ends)
+
+
+def drift_alarm(steps: Sequence[tuple[float, float]], pairs: int, max_fall: float) -> str | None:
+    """Speaks when a reward model agrees less with the verifier on fresh episodes than it did when the stage began.
+
+    `steps` holds of each step the pairs of a solved and a failed sibling, and how many of them the model ranks right.
+    The first steps and the latest ones are compared, as many of each as it takes for `pairs` of them.
+    """
+    first, latest = _as_many(steps, pairs), _as_many(steps[::-1], pairs)
+    if first is None or latest is None or first - latest <= max_fall:
+        return None
+    return (
+        f"the reward model ranks {latest:.0%} of the latest solved and failed siblings right, and {first:.0%} when the "
+        "stage began: the policy has left what the model was trained on; label new episodes (deedrl label) and refresh "
+        "it (deedrl reward-model refresh), or lower its weight in the rubric"
+    )
+
+
+def _as_many(steps: Sequence[tuple[float, float]], pairs: int) -> float | None:
+    """Share ranked right in the first steps that have `pairs` pairs together; None if all steps have fewer."""
+    compared = agreeing = 0.0
+    for count, right in steps:
+        compared, agreeing = compared + count, agreeing + right
+        if compared >= pairs:
+            return agreeing / compared
+    return None
+
+
 def logprob_gap_alarm(figures: Mapping[str, float]) -> str | None:
     """Speaks when sampler and trainer disagree on what was sampled (case B17)."""
     gap = figures.get("logprob_gap", 0.0)

@@ -20,6 +20,7 @@ import msgspec
 
 from deedrl.errors import CheckpointError
 from deedrl.files import sync_folder, write_synced
+from deedrl.training import processes
 
 if TYPE_CHECKING:
     import torch
@@ -64,15 +65,25 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointFolder:
-    """The checkpoints of one stage, each in a folder ``step-00000120``."""
+    """The checkpoints of one stage, each in a folder ``step-00000120``.
+
+    Of several processes that train together one `writes`; the others wait for it and read.
+    """
 
     def __init__(
-        self, folder: Path, owner: str = "", keep_last: int = 2, warn: Callable[[str], None] | None = None
+        self,
+        folder: Path,
+        owner: str = "",
+        keep_last: int = 2,
+        warn: Callable[[str], None] | None = None,
+        *,
+        writes: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.owner = owner
         self.keep_last = max(1, keep_last)
         self.warn = warn or (lambda text: None)
+        self.writes = writes
 
     def save(
         self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], score: float | None = None
@@ -82,23 +93,32 @@ class CheckpointFolder:
         `state` must be plain JSON (no NaN). On a full disk superseded checkpoints are removed and the write is tried
         once more; then `CheckpointError` is raised and the newest complete checkpoint is intact.
         """
+        if self.writes:
+            self._save(step, tensors, state, score)
+        processes.wait()
+        return self.folder / f"step-{step:08d}"
+
+    def _save(
+        self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], score: float | None
+    ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         try:
-            path = self._write(step, tensors, state, score)
+            self._write(step, tensors, state, score)
         except OSError as error:
             if error.errno != errno.ENOSPC or not self._prune(keep_last=1):
                 raise self._write_error(step, error) from error
             try:
-                path = self._write(step, tensors, state, score)
+                self._write(step, tensors, state, score)
             except OSError as again:
                 raise self._write_error(step, again) from again
         self._prune(self.keep_last)
-        return path
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; torn ones are skipped with a warning. None if there is none."""
-        self._remove_leftovers()
+        if self.writes:
+            self._remove_leftovers()
+        processes.wait()
         for path in reversed(self._paths()):
             try:
                 return load_checkpoint(path, self.owner)

@@ -12,14 +12,28 @@ import math
 from collections.abc import Sequence
 
 from deedrl.config import Settings
+from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Dpo, Evaluate, Grpo, Mine, Recipe, Sft
+from deedrl.pipeline.recipe import (
+    AnyStage,
+    Baseline,
+    ColdStart,
+    Dpo,
+    Evaluate,
+    Grpo,
+    Mine,
+    Recipe,
+    Sft,
+)
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS, TURN_TOKENS, TURNS, Load
 from deedrl.planning.machine import GIB, HIGH, LOW, Machine, Throughput, span, throughput
 from deedrl.planning.memory import Memory, MemorySettings, memory
 from deedrl.planning.plan import DATA_SHEETS
 from deedrl.planning.shape import ModelShape, model_shape
+
+Learns = Sft | OnlineSettings | PairSettings
+"""Stages that take optimiser steps by settings of their own."""
 
 POSITIVE_SHARE = 0.4
 """Share of sampled trajectories a cold start typically keeps."""
@@ -92,12 +106,12 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
     )
 
 
-def _training(recipe: Recipe) -> list[Sft | OnlineSettings | Dpo]:
+def _training(recipe: Recipe) -> list[Learns]:
     """The stages whose settings updates follow; mining trains by those of the grpo stage."""
-    return [stage for stage in recipe.stages if isinstance(stage, Sft | OnlineSettings | Dpo)]
+    return [stage for stage in recipe.stages if isinstance(stage, Learns)]
 
 
-def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings | Dpo, machine: Machine, bf16: bool) -> MemorySettings:
+def _memory_settings(recipe: Recipe, stage: Learns, machine: Machine, bf16: bool) -> MemorySettings:
     adapter = recipe.model.adapter
     episodes, siblings = _step_episodes(stage)
     load = Load(
@@ -122,12 +136,12 @@ def _memory_settings(recipe: Recipe, stage: Sft | OnlineSettings | Dpo, machine:
     )
 
 
-def _step_episodes(stage: Sft | OnlineSettings | Dpo) -> tuple[int, int]:
+def _step_episodes(stage: Learns) -> tuple[int, int]:
     """Episodes that a step learns from, and how many of them are of one task."""
     match stage:
         case Sft():
             return stage.batch_size, 1
-        case Dpo():
+        case PairSettings():
             return 2 * stage.pairs_per_step, 2
         case _:
             return stage.tasks_per_step * stage.group_size, stage.group_size
@@ -164,7 +178,9 @@ def _stage_cost(recipe: Recipe, stage: AnyStage, shape: ModelShape, speed: Throu
         passes = (passes if stage.critic == "value_head" else 2 * passes) + 2 / stage.updates_per_batch
     if isinstance(stage, OnlineSettings) and stage.kl_coefficient:
         passes += 2 / stage.updates_per_batch  # the reference's forward pass
-    if isinstance(stage, Dpo):
+    if isinstance(stage, OnlineSettings):
+        passes += 2 * len(recipe.learned_terms) / stage.updates_per_batch  # reward models read every episode once
+    if isinstance(stage, PairSettings):
         passes += 2  # each step's first pass; the reference's, once a pair, is less than what pairs share
     seconds = shape.parameters * (2 * sampled / speed.decode + 2 * read / speed.prefill + passes * learnt / speed.train)
     return StageCost(
@@ -187,11 +203,13 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
         validations = sum(stage.validates(done) for done in range(1, steps + 1)) * stage.validation_tasks
         trained = stage.steps * stage.batch_size if stage.steps else (stage.epochs or 0) * _positives(recipe)
         return validations, validations, trained
-    if isinstance(stage, Dpo):
+    if isinstance(stage, PairSettings):
         own = stage.tasks * stage.samples_per_task
         pairs = PAIRS_PER_EPISODE * (_played_before(recipe, stage) + own)
         steps = stage.steps or max(1, math.ceil((stage.epochs or 0) * pairs / stage.pairs_per_step))
-        validations = (_validations(steps, stage.validate_every) + 1) * stage.validation_tasks
+        validations = (
+            (_validations(steps, stage.validate_every) + 1) * stage.validation_tasks if isinstance(stage, Dpo) else 0
+        )
         return stage.tasks + validations, own + validations, 2 * steps * stage.pairs_per_step
     if isinstance(stage, OnlineSettings):
         groups = stage.steps * stage.tasks_per_step
@@ -209,7 +227,7 @@ def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
     )
 
 
-def _played_before(recipe: Recipe, stage: Dpo) -> float:
+def _played_before(recipe: Recipe, stage: PairSettings) -> float:
     """Episodes that the stages before `stage` play and may be learnt from, validations not counted."""
     before = recipe.stages[: recipe.stages.index(stage)]
     online = sum(s.steps * s.tasks_per_step * s.group_size for s in before if isinstance(s, OnlineSettings))

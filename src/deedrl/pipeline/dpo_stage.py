@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -52,7 +51,7 @@ def dpo_stage(session: Session, stage: Dpo) -> dict[str, float]:
     if stage.validate_every and saved is None:
         best = check(0, best)
     figures: dict[str, float] = {}
-    start, steps = saved.step if saved else 0, stage_steps(stage, len(data.report.pairs))
+    start, steps = saved.step if saved else 0, stage.steps_for(len(data.report.pairs))
     warned = False
     with session.context.progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
         for number, pairs in enumerate(_order(session, stage, data, start, steps), start=start + 1):
@@ -97,11 +96,6 @@ def _order(
     size = min(stage.pairs_per_step, len(pairs))
     order = batch_order(len(pairs), size, steps, session.context.seed(stage.title, "order"))
     return ([pairs[place] for place in places] for places in islice(order, start, None))
-
-
-def stage_steps(stage: Dpo, pairs: int) -> int:
-    """Steps of the stage with so many pairs."""
-    return stage.steps or max(1, math.ceil((stage.epochs or 1.0) * pairs / stage.pairs_per_step))
 
 
 def update_settings(stage: Dpo, step: int, steps: int) -> DpoUpdate:

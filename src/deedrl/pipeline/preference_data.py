@@ -1,4 +1,4 @@
-"""The pairs a dpo stage learns from: stored episodes read, pairs built and cleaned, and a report of all of it."""
+"""The pairs that stages learn from: stored episodes read, pairs built and cleaned, and a report of all of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from deedrl.errors import DeedRLError, StoreError
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.hand_check import hand_check_text
 from deedrl.pipeline.online import shuffled_tasks
+from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
 from deedrl.pipeline.run import replace_text
 from deedrl.pipeline.session import Session
@@ -77,9 +78,10 @@ def preference_data(session: Session, stage: Dpo, *, begun: bool) -> PreferenceD
         raise DeedRLError(f"there are no pairs to learn from: {_why_none(stage, report)} (counts in {path})")
     wanted = {name for pair in (*report.pairs, *report.held_out) for name in (pair.chosen, pair.rejected)}
     if found is None:
-        found, _ = _candidates(session, stage, wanted)
+        found, _ = stored_candidates(session, stage, wanted)
     else:
-        _write_hand_check(session, stage, report, path.with_name(HAND_CHECK))
+        if session.run.writes:
+            _write_hand_check(session, stage, report, path.with_name(HAND_CHECK))
         _say(session, stage, report)
     episodes = {episode.episode_id: episode.samples for episode in found if episode.episode_id in wanted}
     if missing := wanted - episodes.keys():
@@ -90,7 +92,7 @@ def preference_data(session: Session, stage: Dpo, *, begun: bool) -> PreferenceD
     return PreferenceData(report=report, episodes=episodes)
 
 
-def play(session: Session, stage: Dpo) -> list[Trajectory]:
+def play(session: Session, stage: PairSettings) -> list[Trajectory]:
     """`samples_per_task` episodes of `stage.tasks` training tasks with the current policy, into the stage's store."""
     if not stage.tasks:
         return []
@@ -105,20 +107,11 @@ def play(session: Session, stage: Dpo) -> list[Trajectory]:
         return session.play(specs, store=stage.title, policy=session.policy(), bar=bar)
 
 
-def build(session: Session, stage: Dpo) -> tuple[list[Candidate], PreferenceReport]:
+def build(session: Session, stage: PairSettings) -> tuple[list[Candidate], PreferenceReport]:
     """Episodes that pairs may be made of, and the report with the cleaned pairs."""
-    found, read = _candidates(session, stage)
-    built = pairs_from(found, stage.kinds, stage.wasteful_ratio)
-    seed = session.context.seed(stage.title, "pairs")
-    cleaned: Cleaned = clean(
-        built,
-        {episode.episode_id: episode for episode in found},
-        min_margin=stage.min_margin,
-        pairs_per_task=stage.pairs_per_task,
-        length_band=stage.length_band,
-        seed=seed,
-    )
-    pairs, held_out = split_by_task(cleaned.pairs, stage.held_out_share, seed)
+    found, read = stored_candidates(session, stage)
+    built, cleaned = cleaned_pairs(session, stage, found)
+    pairs, held_out = split_by_task(cleaned.pairs, stage.held_out_share, session.context.seed(stage.title, "pairs"))
     return found, PreferenceReport(
         stores=dict(read.stores),
         episodes=read.counts,
@@ -132,30 +125,50 @@ def build(session: Session, stage: Dpo) -> tuple[list[Candidate], PreferenceRepo
     )
 
 
+def cleaned_pairs(
+    session: Session, stage: PairSettings, found: Sequence[Candidate]
+) -> tuple[list[PreferencePair], Cleaned]:
+    """The pairs of the stage's kinds, before and after cleaning."""
+    built = pairs_from(found, stage.kinds, stage.wasteful_ratio)
+    cleaned = clean(
+        built,
+        {episode.episode_id: episode for episode in found},
+        min_margin=stage.min_margin,
+        pairs_per_task=stage.pairs_per_task,
+        length_band=stage.length_band,
+        seed=session.context.seed(stage.title, "pairs"),
+    )
+    return built, cleaned
+
+
 # ---------------------------------------------------------------- stored episodes
 
 
 @dataclass(frozen=True)
-class _Read:
+class Read:
+    """What was read: episodes by store, and what became of them."""
+
     stores: Counter[str]
     counts: CandidateCounts
 
 
-def _candidates(session: Session, stage: Dpo, wanted: Collection[str] | None = None) -> tuple[list[Candidate], _Read]:
+def stored_candidates(
+    session: Session, stage: PairSettings, wanted: Collection[str] | None = None
+) -> tuple[list[Candidate], Read]:
     """Of the stage's stores, or of the episodes `wanted` in them alone."""
     stores: Counter[str] = Counter()
     found, counts = candidates(
-        _stored(session, stage, stores, wanted),
-        _sampler(session),
+        stored_episodes(session, stage, stores, wanted),
+        samples_under_own_prompt(session),
         sources=stage.sources,
         # Beyond its context a model computes something, and nothing that it was made for.
         max_tokens=min(session.recipe.limits.max_tokens_per_episode, context_limit(session.loaded.model)),
     )
-    return found, _Read(stores, counts)
+    return found, Read(stores, counts)
 
 
-def _stored(
-    session: Session, stage: Dpo, read: Counter[str], wanted: Collection[str] | None = None
+def stored_episodes(
+    session: Session, stage: PairSettings, read: Counter[str], wanted: Collection[str] | None = None
 ) -> Iterator[Trajectory]:
     """Episodes of the stage's stores, one at a time, counted in `read`."""
     every = dict.fromkeys(store for other in session.recipe.stages for store in other.training_stores)
@@ -166,7 +179,7 @@ def _stored(
                 yield trajectory
 
 
-def _sampler(session: Session) -> Callable[[Trajectory], list[TrainingSample]]:
+def samples_under_own_prompt(session: Session) -> Callable[[Trajectory], list[TrainingSample]]:
     """From an episode to its samples under the recipe's own prompt: as recorded if it was played under that.
 
     Else, as in `sft`, it is rendered: demonstrations have no tokens, and what was done with hints and shuffled tools is
@@ -206,16 +219,16 @@ def _write_hand_check(session: Session, stage: Dpo, report: PreferenceReport, pa
     count = min(stage.hand_check, len(report.pairs))
     drawn = Random(session.context.seed(stage.title, "hand_check")).sample(report.pairs, count)
     wanted = {name for pair in drawn for name in (pair.chosen, pair.rejected)}
-    shown = {t.episode_id: t for t in _stored(session, stage, Counter(), wanted)}
+    shown = {t.episode_id: t for t in stored_episodes(session, stage, Counter(), wanted)}
     replace_text(path, hand_check_text(drawn, shown))
 
 
-def _by_kind(stage: Dpo, pairs: Sequence[PreferencePair]) -> dict[str, int]:
+def _by_kind(stage: PairSettings, pairs: Sequence[PreferencePair]) -> dict[str, int]:
     counts = Counter(pair.kind for pair in pairs)
     return {kind: counts[kind] for kind in stage.kinds}
 
 
-def _say(session: Session, stage: Dpo, report: PreferenceReport) -> None:
+def _say(session: Session, stage: PairSettings, report: PreferenceReport) -> None:
     lengths = report.kept_lengths
     share = "no pair differs in length" if lengths.share_longer is None else f"longer in {lengths.share_longer:.0%}"
     correlation = "" if lengths.correlation is None else f", r = {lengths.correlation:.2f}"
@@ -226,7 +239,7 @@ def _say(session: Session, stage: Dpo, report: PreferenceReport) -> None:
     )
 
 
-def _why_none(stage: Dpo, report: PreferenceReport) -> str:
+def _why_none(stage: PairSettings, report: PreferenceReport) -> str:
     episodes, built = report.episodes, sum(report.built.values())
     if not built:
         return (

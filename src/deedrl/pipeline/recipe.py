@@ -30,7 +30,9 @@ from deedrl.config import (
 from deedrl.errors import ConfigError, suggest
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
+from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.stage_base import OnlineSettings, StageSettings
 from deedrl.pipeline.stage_settings import (
     AnyStage,
@@ -52,6 +54,7 @@ __all__ = [
     "Mine",
     "Ppo",
     "Recipe",
+    "RewardModelStage",
     "Sft",
     "StageSettings",
     "config_hash",
@@ -196,7 +199,8 @@ class Recipe(Settings, frozen=True, kw_only=True):
     sampling: SamplingSettings = SamplingSettings()
     limits: LimitSettings = LimitSettings()
     rubric: dict[str, NonNegative] = {}
-    """Weights of reward terms by name; a term left out keeps its weight in the environment's rubric."""
+    """Weights of reward terms by name; a term left out keeps its weight in the environment's rubric. The name of a
+    ``reward_model`` stage adds its model as a term, in stages that learn from the episodes they play."""
     failures: FailureSettings = FailureSettings()
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Episodes in flight at once."""
@@ -250,6 +254,12 @@ class Recipe(Settings, frozen=True, kw_only=True):
             f"got {self.sampling.max_tokens}",
         )
 
+    @property
+    def learned_terms(self) -> tuple[str, ...]:
+        """The reward models that `rubric` names."""
+        models = {stage.title for stage in self.stages if isinstance(stage, RewardModelStage)}
+        return tuple(name for name in self.rubric if name in models)
+
     def _validate_against_tasks(self, stage: AnyStage) -> None:
         path = f"stages.{stage.title}"
         generated = {"validation": self.tasks.validation, "test_unseen": self.tasks.test_unseen}
@@ -278,9 +288,22 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 f"expected 0 with model.adapter: null, got {stage.max_staleness}: where all weights are trained, "
                 "sampling shares some with a running update; set it to 0 or train an adapter",
             )
-        if isinstance(stage, Dpo):
+            require(
+                stage.max_staleness == 0 or not self.learned_terms,
+                f"{path}.max_staleness",
+                f"expected 0 where the rubric names a reward model ({', '.join(self.learned_terms)}), got "
+                f"{stage.max_staleness}: it shares the model that a running update changes",
+            )
+        if isinstance(stage, PairSettings):
             stores = [store for other in self.stages for store in other.training_stores]
             stage.validate_among(path, stores, self.sampling.temperature)
+        if isinstance(stage, RewardModelStage):
+            require(
+                self.model.adapter is not None,
+                "model.adapter",
+                f"expected an adapter with the stage '{stage.title}', whose model is another one on the same frozen "
+                "base; got null, which trains all weights",
+            )
         if isinstance(stage, Ppo):
             require(
                 stage.critic != "adapter" or self.model.adapter is not None,

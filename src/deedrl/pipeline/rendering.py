@@ -24,6 +24,7 @@ def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> 
     """
     ids: list[int] = []
     mask: list[bool] = []
+    turns: list[tuple[int, int]] = []
     sampled: list[int] = []
     for step in trajectory.steps:
         if not ids:
@@ -36,8 +37,13 @@ def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> 
             sampled = sampled[:-1]
         ids += [*context, *sampled]
         mask += [False] * len(context) + [True] * len(sampled)
+        turns.append((step.index, len(sampled)))
     return TrainingSample(
-        episode_id=trajectory.episode_id, ids=tuple(ids), action_mask=tuple(mask), logprobs=(0.0,) * len(ids)
+        episode_id=trajectory.episode_id,
+        ids=tuple(ids),
+        action_mask=tuple(mask),
+        logprobs=(0.0,) * len(ids),
+        turns=tuple(turns),
     )
 
 

@@ -1,7 +1,7 @@
 """The run folder: everything a recipe produced, safe against kill -9 at any moment.
 
 ``recipe.yaml`` is the fully resolved recipe; ``events.jsonl`` is append-only and synced to disk line by line, so an
-event that was reported is never lost. One process at a time may write a run.
+event that was reported is never lost. One process at a time may write a run; those that train with it read it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from deedrl.files import write_atomically
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import Recipe, config_hash
 from deedrl.redaction import redact
+from deedrl.training import processes
 
 EVENTS = "events.jsonl"
 RECIPE = "recipe.yaml"
@@ -53,13 +54,16 @@ class Run:
     `warnings` says in words what was found broken and repaired when the folder was opened.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, lock: Lock[IO[str]]) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, lock: Lock[IO[str]] | None) -> None:
         self.folder = folder
         self.recipe = recipe
         self.config_hash = config_hash(recipe)
         self.run_id = ""
         self.attempt = 1
         self.warnings: list[str] = []
+        self.writes = lock is not None
+        """False in the processes that train with the one that holds the lock: they read, and what they record is
+        dropped."""
         self._lock = lock
         self._finished: dict[str, StageResult] = {}
 
@@ -67,10 +71,20 @@ class Run:
     def open(cls, folder: Path, recipe: Recipe) -> Run:
         """Starts a run in an empty or missing folder, or resumes the one that is there.
 
-        Raises `ConfigError` if the folder holds something else, was made with other settings, or is being written by
-        another process.
+        Of several processes that train together the first opens it, and the others read what it left. Raises
+        `ConfigError` if the folder holds something else, was made with other settings, or is being written by another
+        process.
         """
         folder = Path(folder)
+        if not processes.is_first():
+            processes.wait()
+            return cls._beside(folder, recipe)
+        run = cls._locked(folder, recipe)
+        processes.wait()
+        return run
+
+    @classmethod
+    def _locked(cls, folder: Path, recipe: Recipe) -> Run:
         _refuse_foreign_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(folder / _LOCK, flags=LOCK_EX | LOCK_NB, timeout=0)
@@ -88,6 +102,23 @@ class Run:
             raise
         return run
 
+    @classmethod
+    def _beside(cls, folder: Path, recipe: Recipe) -> Run:
+        """The run as the first process has opened it."""
+        run = cls(folder, recipe, None)
+        events, _ = read_events(folder / EVENTS)
+        started = next((event for event in events if event["event"] == "run_started"), None)
+        if started is None or started["config_hash"] != run.config_hash:
+            raise StoreError(
+                f"{folder / EVENTS}: expected the run that the first process has opened, found "
+                f"{'none' if started is None else 'one with other settings'}; give all processes the same recipe and a "
+                "folder on a file system that they share"
+            )
+        run.run_id = started["run_id"]
+        run.attempt = max(int(event.get("attempt", 1)) for event in events)
+        run._finished = finished_stages(events)
+        return run
+
     def __enter__(self) -> Self:
         return self
 
@@ -98,7 +129,8 @@ class Run:
 
     def close(self) -> None:
         """Gives the lock back; the folder stays as it is."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     # ------------------------------------------------------------ what lies where
 
@@ -122,11 +154,17 @@ class Run:
 
         folder = self._made("checkpoints") / stage
         keep_last = self.recipe.checkpoints.keep_last
-        return CheckpointFolder(folder, owner=self.config_hash, keep_last=keep_last, warn=warned)
+        return CheckpointFolder(folder, owner=self.config_hash, keep_last=keep_last, warn=warned, writes=self.writes)
 
     def preferences(self, stage: str) -> Path:
         """Folder of what the dpo stage called `stage` made pairs of."""
         folder = self._made("preferences") / stage
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def reward_models(self, stage: str) -> Path:
+        """Folder of the versions of the reward model of the stage called `stage`."""
+        folder = self._made("reward-models") / stage
         folder.mkdir(exist_ok=True)
         return folder
 
@@ -151,9 +189,10 @@ class Run:
 
     def write_json(self, name: str, data: Any) -> Path:
         """Writes `data` as JSON into the run folder in one step: readers see the old file or the new one."""
-        plain = redact(msgspec.to_builtins(data))
         path = self.folder / name
-        replace_text(path, msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
+        if self.writes:
+            plain = redact(msgspec.to_builtins(data))
+            replace_text(path, msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
         return path
 
     def _made(self, name: str) -> Path:
@@ -173,6 +212,8 @@ class Run:
 
     def record(self, event: str, **fields: Any) -> None:
         """Appends one event and returns when it is on the disk."""
+        if not self.writes:
+            return
         if event != "run_started":
             self._require_present()
         line = {"time": time.time(), "attempt": self.attempt, "event": event, **fields}

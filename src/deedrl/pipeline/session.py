@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
@@ -16,6 +18,7 @@ from deedrl.environments.loading import load_environment
 from deedrl.errors import CheckpointError, ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.alarms import mute_alarm, timeout_alarm
+from deedrl.pipeline.bounds import training_findings
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
 from deedrl.pipeline.rendering import check_room
@@ -31,7 +34,11 @@ from deedrl.rollouts.prompting import PromptVariant
 from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tasks.pool import TaskPool, check_disjoint
+from deedrl.training import processes
 from deedrl.types import Provenance, SamplingParams, Source, Split, Task, Trajectory
+
+if TYPE_CHECKING:
+    from deedrl.pipeline.reward_model_folder import PlacedRewardModel
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test", "test_unseen")
 
@@ -47,6 +54,8 @@ class Session:
         self._trained = trained
         self._stores: dict[str, TrajectoryStore] = {}
         self._earlier: dict[str, set[str]] = {}
+        self.reward_models: dict[Path, PlacedRewardModel] = {}
+        """Reward models beside the policy's adapter, by the folder they were saved in; see `learned_terms`."""
         finished = [self.run.finished(stage.title) for stage in self.recipe.stages]
         versions = [result.metrics.get("policy_version") for result in finished if result]
         self.policy_version = str(versions[-1]) if trained and versions else "base"
@@ -67,8 +76,10 @@ class Session:
 
     @cached_property
     def rubric(self) -> Rubric:
+        """What episodes are played under; `with_learned_terms` adds the reward models."""
         rubric = own_rubric(self.environment_class) or default_rubric()
-        return rubric.reweighted(self.recipe.rubric) if self.recipe.rubric else rubric
+        weights = {name: w for name, w in self.recipe.rubric.items() if name not in self.recipe.learned_terms}
+        return rubric.reweighted(weights) if weights else rubric
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
@@ -120,9 +131,11 @@ class Session:
         return Limits(**named, max_context_tokens=conversation)
 
     def lint(self) -> None:
-        """Says plainly what is wrong with the rubric, before anything is trained with it."""
+        """Says plainly what is wrong with the rubric and with bounds of training, before anything is trained."""
         for finding in lint_rubric(self.rubric):
             self.context.progress.warn(f"rubric: {finding}")
+        for bound in training_findings(self.recipe):
+            self.context.progress.warn(bound)
 
     @property
     def prompt(self) -> PromptVariant:
@@ -198,6 +211,11 @@ class Session:
 
     def save_policy(self) -> None:
         """Replaces the run's adapter (or model folder) by the current weights; the old one stays until then."""
+        if self.run.writes:
+            self._write_policy()
+        processes.wait()
+
+    def _write_policy(self) -> None:
         target = self.run.adapter_folder
         scratch = target.with_name(".adapter-new")
         shutil.rmtree(scratch, ignore_errors=True)
@@ -264,22 +282,32 @@ class Session:
             return {}
         return {t.episode_id: t for t in store if t.episode_id in wanted and not t.errored}
 
+    def keep(self, store: str, trajectories: Iterable[Trajectory]) -> None:
+        """Appends what all processes have to a store, once."""
+        if self.run.writes:
+            self.store(store).append_many(trajectories)
+        processes.wait()
+
     def play(
         self, specs: Sequence[EpisodeSpec], *, store: str, policy: Policy, bar: Bar, concurrency: int | None = None
     ) -> list[Trajectory]:
-        """Trajectories of `specs` in order; those already in the store are not played again (cases E08, E14)."""
+        """Trajectories of `specs` in order; those already in the store are not played again (cases E08, E14).
+
+        Of several processes each plays its share, and stores what it has played. Siblings that follow each other stay
+        together: they share the computation of what they begin with.
+        """
         target = self.store(store)
-        done = self._stored(store, {spec.episode_id for spec in specs})
-        missing = [spec for spec in specs if spec.episode_id not in done]
+        done = processes.from_first(lambda: self._stored(store, {spec.episode_id for spec in specs}))
+        siblings = groupby((spec for spec in specs if spec.episode_id not in done), lambda spec: spec.task.id)
+        missing = [spec for group in processes.share([list(specs) for _, specs in siblings]) for spec in group]
         if done:
             bar.advance(len(done))
+        own: list[Trajectory] = []
 
         def keep(trajectory: Trajectory) -> None:
             target.append(trajectory)
-            self._earlier[store].add(trajectory.episode_id)
-            done[trajectory.episode_id] = trajectory
-            rate = completion_rate(list(done.values())).value
-            bar.advance(completion=rate)
+            own.append(trajectory)
+            bar.advance(completion=completion_rate([*done.values(), *own]).value)
 
         if missing:
             run_episodes_sync(
@@ -292,6 +320,8 @@ class Session:
                 concurrency=concurrency or self.recipe.concurrency,
                 on_trajectory=keep,
             )
+        done |= {trajectory.episode_id: trajectory for trajectory in processes.everyones(own)}
+        self._earlier.setdefault(store, set()).update(done)
         played = [done[spec.episode_id] for spec in specs]
         for alarm in (mute_alarm(played, self.recipe), timeout_alarm(played, self.recipe)):
             if alarm is not None:

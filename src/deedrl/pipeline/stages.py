@@ -27,6 +27,8 @@ from deedrl.pipeline.own_recipe import load_own_recipe
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.ppo_stage import ppo_stage
 from deedrl.pipeline.recipe import Recipe
+from deedrl.pipeline.reward_model_settings import RewardModelStage
+from deedrl.pipeline.reward_model_stage import reward_model_stage
 from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapter
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
@@ -34,11 +36,13 @@ from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evalua
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
 from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker
+from deedrl.training import processes
 
 
 def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection[str] | None = None) -> None:
     """Runs the stages called `only` (None: all); writes ``summary.json`` after each stage."""
-    names = ["jsonl", *recipe.tracking]
+    _refuse_reward_models_together(recipe)
+    names = ["jsonl", *recipe.tracking] if run.writes else []
     with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
         session = Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
         session.lint()
@@ -53,7 +57,18 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
             outcome = _run_stage(session, stage)
             outcome |= {"policy_version": session.policy_version, "peak_memory_gb": peak_gb()}
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
-            write_summary(run.folder / SUMMARY, summary_of(recipe, run))
+            if run.writes:
+                write_summary(run.folder / SUMMARY, summary_of(recipe, run))
+
+
+def _refuse_reward_models_together(recipe: Recipe) -> None:
+    """Raises ConfigError where several processes would each write a reward model, or score by one."""
+    uses_one = recipe.learned_terms or any(isinstance(stage, RewardModelStage) for stage in recipe.stages)
+    if uses_one and processes.count() > 1:
+        raise ConfigError(
+            f"expected one process for a recipe with a reward model, got {processes.count()}; start it without a "
+            "launcher"
+        )
 
 
 def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
@@ -74,6 +89,8 @@ def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
             return dict(ppo_stage(session, stage))
         case Dpo():
             return dict(dpo_stage(session, stage))
+        case RewardModelStage():
+            return dict(reward_model_stage(session, stage))
         case Mine():
             return mine_stage(session, stage)
 

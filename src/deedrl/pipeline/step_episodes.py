@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from deedrl.evaluation.metrics import compute_metrics
+from deedrl.pipeline.learned_terms import learned_figures, with_learned_terms
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.types import Task, Trajectory
 
 
 def play_groups(session: Session, stage: OnlineSettings, tasks: Sequence[Task], step: int) -> list[Trajectory]:
-    """`stage.group_size` siblings of each of `tasks`, with the current weights."""
+    """`stage.group_size` siblings of each of `tasks`, with the current weights; reward models score them too."""
     sampling = session.sampling(stage.temperature)
     specs = [
         session.spec(task, f"{stage.title}-{step}-{task.id}-{sibling}", stage=stage.title, sampling=sampling)
@@ -21,11 +22,14 @@ def play_groups(session: Session, stage: OnlineSettings, tasks: Sequence[Task], 
     ]
     title = f"{stage.title}: episodes of step {step + 1}"
     with session.context.progress.bar(title, total=len(specs), unit="episode") as bar:
-        return session.play(specs, store=stage.title, policy=session.policy(), bar=bar)
+        played = session.play(specs, store=stage.title, policy=session.policy(), bar=bar)
+    return with_learned_terms(session, stage.title, stage.title, played)
 
 
-def episode_figures(episodes: Sequence[Trajectory], dropped_groups: int) -> dict[str, float]:
-    """Figures of all episodes of a step, and of the groups that infrastructure trouble dropped."""
+def episode_figures(
+    episodes: Sequence[Trajectory], dropped_groups: int, learned_terms: Sequence[str]
+) -> dict[str, float]:
+    """Figures of all episodes of a step, of the groups that infrastructure trouble dropped, and of learned terms."""
     metrics = compute_metrics(episodes)
     return {
         "reward": metrics.mean_reward.value or 0.0,
@@ -39,7 +43,7 @@ def episode_figures(episodes: Sequence[Trajectory], dropped_groups: int) -> dict
         "cut_share": _cut_share(episodes),
         "entropy": sampled_entropy(episodes),
         "cache_hit_share": metrics.cache_hit_share.value or 0.0,
-    }
+    } | learned_figures(learned_terms, episodes)
 
 
 def _cut_share(episodes: Sequence[Trajectory]) -> float:

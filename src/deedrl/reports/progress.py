@@ -94,6 +94,13 @@ class QuietProgress:
         print(f"warning: {clean(text)}", file=sys.stderr, flush=True)
 
 
+class NoProgress(QuietProgress):
+    """Shows nothing: of processes beside the one that speaks."""
+
+    def warn(self, text: str) -> None:
+        pass
+
+
 # ---------------------------------------------------------------- plain lines
 
 

@@ -8,53 +8,31 @@ it, so values of tool tokens are never formed.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from deedrl.errors import ModelError
 from deedrl.policies.local.model import LoadedModel
-from deedrl.training.backend import LogprobModel, SharedPrefix
+from deedrl.training.backend import SharedPrefix
+from deedrl.training.headed import (
+    HeadedTrunk,
+    StateValues,
+    ValueHead,
+    put_adapter_beside,
+    states_under,
+    values_under,
+    width_of,
+)
 from deedrl.training.learner import Learner, Loss
 from deedrl.training.optimiser import Optimiser, accumulate, step_together
 from deedrl.training.packing import Batch
 
 ADAPTER = "critic"
 """Name of the critic's adapter beside the policy's."""
-
-
-class ValueHead(nn.Module):
-    """Hidden states [..., hidden] to values [...] by one linear layer in float32; 0 everywhere at first."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, 1, dtype=torch.float32)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        values: Tensor = self.linear(hidden.float())
-        return values[..., 0]
-
-    @property
-    def named(self) -> dict[str, nn.Parameter]:
-        """Its parameters by the names they are saved under."""
-        return {f"value_head.{name}": parameter for name, parameter in self.linear.named_parameters()}
-
-
-@dataclass(frozen=True)
-class StateValues:
-    """What a critic says of one micro-batch."""
-
-    actions: Tensor
-    """[N]: of the states its action tokens were sampled in."""
-    ends: Tensor
-    """[E]: of the states after the last token of samples that a limit cut."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +82,7 @@ class HeadCritic:
 
     def __init__(self, policy: Learner, *, coefficient: float) -> None:
         self.policy = policy
-        self.head = ValueHead(_width(policy.loaded))
+        self.head = ValueHead(width_of(policy.loaded.model))
         self.optimiser = Optimiser(self.head.named)
         self._coefficient = coefficient
 
@@ -130,34 +108,26 @@ class HeadCritic:
     def update_alone(self, batches: Sequence[Batch], value_loss: Loss, rates: Rates) -> StepStats:
         """The trunk takes no part, so nothing of its pass is kept."""
         self.optimiser.clear()
-        for batch, hidden in zip(batches, _states(self.policy.module, batches), strict=True):
+        for batch, hidden in states_under(self.policy.module, batches):
             self.optimiser.backward(value_loss(batch, self.head(hidden[batch.slots])[batch.predictions]))
         [norm], taken = step_together([(self.optimiser, rates.critic)], rates.max_grad_norm)
         return StepStats(0.0, norm, skipped=not taken)
 
 
 class OwnCritic:
-    """A value head on a trunk of its own: `trained` parameters of `model`, which is the critic inside `active()`.
+    """A value head on a trunk of its own.
 
     Its passes follow the policy's, so that activations of only one exist at a time.
     """
 
-    def __init__(
-        self,
-        policy: Learner,
-        model: Any,
-        trained: dict[str, nn.Parameter],
-        active: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def __init__(self, policy: Learner, trunk: HeadedTrunk) -> None:
         self.policy = policy
-        self.head = ValueHead(_width(policy.loaded))
-        self._model = LogprobModel(model)
-        self._active = active
-        self.optimiser = Optimiser(trained | self.head.named)
+        self.head = trunk.head
+        self.optimiser = trunk.optimiser
+        self._trunk = trunk
 
     def values(self, batches: Sequence[Batch]) -> list[StateValues]:
-        with self._active():
-            return values_under(self.head, self._model, batches)
+        return self._trunk.values(batches)
 
     def update(self, batches: Sequence[Batch], policy_loss: Loss, value_loss: Loss, rates: Rates) -> StepStats:
         learnt = self.policy.update(batches, policy_loss, learning_rate=rates.policy, max_grad_norm=rates.max_grad_norm)
@@ -165,14 +135,9 @@ class OwnCritic:
         return StepStats(learnt.grad_norm, alone.critic_norm, skipped=learnt.skipped or alone.skipped)
 
     def update_alone(self, batches: Sequence[Batch], value_loss: Loss, rates: Rates) -> StepStats:
-        def share(batch: Batch, prefix: SharedPrefix) -> Tensor:
-            hidden = self._model.states(batch, prefix)[batch.slots]
-            return value_loss(batch, self.head(hidden)[batch.predictions])
-
-        self.optimiser.clear()
-        with self._active():
-            accumulate(self._model, batches, share, self.optimiser.backward)
-            [norm], taken = step_together([(self.optimiser, rates.critic)], rates.max_grad_norm)
+        norm, taken = self._trunk.update(
+            batches, lambda batch, values: value_loss(batch, values.actions), rates.critic, rates.max_grad_norm
+        )
         return StepStats(0.0, norm, skipped=not taken)
 
 
@@ -180,41 +145,23 @@ class OwnCritic:
 def adapter_critic(policy: Learner) -> Iterator[OwnCritic]:
     """Inside the block the policy's model holds a second adapter for the critic, at first a copy of the policy's.
 
-    Raises ModelError where the policy has no adapter: then its trunk is trained too, and would have to be held twice.
+    Raises ModelError where the policy has no adapter.
     """
-    model = policy.loaded.model
-    if not hasattr(model, "peft_config"):
-        raise ModelError(
-            "a critic on an adapter of its own needs a policy with one, and here all weights are trained; take a value "
-            "head on the policy's trunk (critic: value_head), or train an adapter"
-        )
-    [own] = model.active_adapters
-    with torch.random.fork_rng():
-        model.add_adapter(ADAPTER, copy.deepcopy(model.peft_config[own]))
-    model.eval()
-    parameters = dict(model.named_parameters())
-    trained = {name.replace(f".{own}.", f".{ADAPTER}."): value for name, value in policy.parameters.items()}
-    with torch.no_grad():
-        for name, value in trained.items():
-            parameters[name].copy_(value)
-
-    @contextmanager
-    def active() -> Iterator[None]:
-        model.set_adapter(ADAPTER)
-        try:
-            yield
-        finally:
-            model.set_adapter(own)
-
     try:
-        yield OwnCritic(policy, model, {name: parameters[name] for name in trained}, active)
+        beside = put_adapter_beside(policy.loaded.model, ADAPTER, "a critic")
+    except ModelError as error:
+        remedy = "take a value head on the policy's trunk (critic: value_head), or train an adapter"
+        raise ModelError(f"{error}; {remedy}") from None
+    try:
+        yield OwnCritic(policy, HeadedTrunk(beside.model, beside.trained, beside.active))
     finally:
-        model.delete_adapter(ADAPTER)
+        beside.remove()
 
 
 def model_critic(policy: Learner, loaded: LoadedModel) -> OwnCritic:
     """A critic on a second model, whose trainable parameters are the critic's."""
-    return OwnCritic(policy, loaded.model, {n: p for n, p in loaded.model.named_parameters() if p.requires_grad})
+    trained = {name: value for name, value in loaded.model.named_parameters() if value.requires_grad}
+    return OwnCritic(policy, HeadedTrunk(loaded.model, trained))
 
 
 class ActorCritic:
@@ -243,26 +190,3 @@ class ActorCritic:
         self.policy.load_tensors(state)
         own = {name.removeprefix("critic."): value for name, value in state.items() if name.startswith("critic.")}
         self.critic.optimiser.load_tensors(own)
-
-
-def values_under(head: ValueHead, model: LogprobModel, batches: Sequence[Batch]) -> list[StateValues]:
-    """Values of actions and of ends, without gradient."""
-    found = []
-    with torch.no_grad():
-        for batch, hidden in zip(batches, _states(model, batches), strict=True):
-            found.append(StateValues(head(hidden[batch.slots])[batch.predictions], head(hidden[batch.end_slots])))
-    return found
-
-
-def _states(model: LogprobModel, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """Hidden states of all slots of each of `batches` (from one `pack`), without gradient."""
-    with torch.no_grad():
-        prefix = model.shared_prefix(batches[0].prefix_ids)
-    for batch in batches:
-        with torch.no_grad():
-            hidden = model.states(batch, prefix)
-        yield hidden
-
-
-def _width(loaded: LoadedModel) -> int:
-    return int(loaded.model.config.get_text_config().hidden_size)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from deedrl.policies.local.model import LoadedModel
-from deedrl.training.backend import LogprobModel
+from deedrl.seeding import derive_seed
+from deedrl.training import processes
+from deedrl.training.backend import LogprobModel, SharedPrefix
 from deedrl.training.optimiser import Optimiser, accumulate, step_together
 from deedrl.training.packing import Batch
 
@@ -26,7 +28,6 @@ class Learner:
         parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
         self.optimiser = Optimiser(parameters, weight_decay=weight_decay)
         self.module = LogprobModel(loaded.model, temperature=temperature)
-        self._logprobs = self.optimiser.prepared(self.module)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -50,13 +51,15 @@ class Learner:
         if not any(batch.action_tokens for batch in batches):
             return UpdateStats(loss=0.0, grad_norm=0.0, empty=True)
         self.optimiser.clear()
+        place = {id(batch): index for index, batch in enumerate(batches)}
+
+        def share(batch: Batch, prefix: SharedPrefix) -> Tensor:
+            if dropout:
+                self._seed_dropout(place[id(batch)])
+            return loss(batch, self.module(batch, prefix)[0])
+
         with self._dropout() if dropout else nullcontext():
-            total = accumulate(
-                self.module,
-                batches,
-                lambda batch, prefix: loss(batch, self._logprobs(batch, prefix)[0]),
-                self.optimiser.backward,
-            )
+            total = accumulate(self.module, batches, share, self.optimiser.backward)
         [norm], taken = step_together([(self.optimiser, learning_rate)], max_grad_norm)
         return UpdateStats(loss=total, grad_norm=norm, empty=False, skipped=not taken)
 
@@ -69,18 +72,23 @@ class Learner:
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
         prefix = self.module.shared_prefix(batches[0].prefix_ids)
-        return [self.module(batch, prefix)[0] for batch in batches]
+        own = [self.module(batch, prefix)[0] for batch in processes.share(batches)]
+        return processes.whole(own, [batch.action_tokens for batch in batches])
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:
-        """Training mode, with a random stream that depends only on the optimiser's step and so survives a resume."""
+        """Training mode, with random streams that depend only on the optimiser's step and so survive a resume."""
         with torch.random.fork_rng():
-            torch.manual_seed(self.updates)
+            self._seed_dropout("prefix")
             self.loaded.model.train()
             try:
                 yield
             finally:
                 self.loaded.model.eval()
+
+    def _seed_dropout(self, part: int | str) -> None:
+        """A stream for each part of an update, so that it does not matter which process computes it."""
+        torch.manual_seed(derive_seed(self.updates, "dropout", part))
 
     def snapshot(self) -> list[Tensor]:
         """A copy of the trainable parameters, in the order of `parameters`."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deedrl.errors import ModelError
 from deedrl.memory import give_back
+from deedrl.training import processes
 from deedrl.training.backend import LogprobModel, SharedPrefix
 from deedrl.training.packing import Batch
-
-Module = TypeVar("Module", bound=nn.Module)
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -38,11 +37,6 @@ class Optimiser:
         optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
         self._optimizer = self._accelerator.prepare(optimizer)
 
-    def prepared(self, module: Module) -> Module:
-        """`module` as accelerate wraps it for training."""
-        result: Module = self._accelerator.prepare(module)
-        return result
-
     def clear(self) -> None:
         """Drops gradients."""
         self._optimizer.zero_grad(set_to_none=True)
@@ -50,6 +44,10 @@ class Optimiser:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of `loss` to those that are there."""
         self._accelerator.backward(loss)
+
+    def sum_gradients(self) -> None:
+        """Adds up the gradients of all processes; to be called once, after the last `backward` of an update."""
+        processes.sum_gradients(list(self.parameters.values()))
 
     def clip(self, max_grad_norm: float) -> float:
         """Clips the gradient's norm and returns what it was."""
@@ -113,10 +111,11 @@ def accumulate(
     """Adds up the gradients of each micro-batch's `share` of the loss, and returns the loss.
 
     `batches` are of one `pack`; what all of them begin with is computed once, here, and gets its gradient at the end.
+    Of several processes each takes its share of the micro-batches and has their gradients; the loss is that of all.
     """
     total = 0.0
     prefix = model.shared_prefix(batches[0].prefix_ids)
-    for index, batch in enumerate(batches):
+    for index, batch in enumerate(processes.share(batches)):
         if index:
             # Micro-batches differ in shape and so leave holes the next cannot use: 0.6 GB each was seen.
             give_back()
@@ -126,14 +125,16 @@ def accumulate(
         del value
     prefix.backward()
     model.rest()
-    return total
+    return processes.summed([total])[0]
 
 
 def step_together(rates: Sequence[tuple[Optimiser, float]], max_grad_norm: float) -> tuple[list[float], bool]:
-    """One step of every optimiser at its learning rate, each with its own gradient norm clipped.
+    """One step of every optimiser at its learning rate, along the gradients of all processes, each norm clipped.
 
     Returns the norms before clipping, and whether the steps were taken: if a norm is not finite nothing changes.
     """
+    for optimiser, _ in rates:
+        optimiser.sum_gradients()
     norms = [optimiser.clip(max_grad_norm) for optimiser, _ in rates]
     sound = all(map(math.isfinite, norms))
     for optimiser, rate in rates:

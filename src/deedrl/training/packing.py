@@ -28,8 +28,8 @@ class Batch:
     predicts the token `targets` [M]: every pair that some sample needs, once. The N action tokens of all S samples lie
     flat: `predictions` [N] says which of the M each is, `sample_of` [N] whose it is; `logprobs`, `advantages`, and of a
     critic `values`, `returns` [N] float32; `weights` [S]. `given_as` [S] says which of the samples given to `pack` each
-    is. The hidden states at `end_slots` [E] are those after the last token of the E samples `end_of` [E] that a limit
-    cut.
+    is. The hidden states at `end_slots` [E] are those after the tokens at `read_at` of the samples `end_of` [E], and
+    after the last token of samples that a limit cut.
     """
 
     prefix_ids: Tensor
@@ -74,9 +74,9 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
     """Cuts samples into batches of at most `micro_batch_tokens` padded shared and own tokens, similar lengths together.
 
     Rows of a cluster stay together as far as the limit allows. Samples without action tokens contribute nothing and
-    are left out, and so is what follows the last token that predicts an action (in a sample that a limit cut nothing
-    is, for a critic is asked about its end). A single longer sample gets a batch of its own. All batches hold the same
-    prefix tensor.
+    are left out, and so is what follows the last token that predicts an action or is read at (in a sample that a limit
+    cut nothing is, for a critic is asked about its end). A single longer sample gets a batch of its own. All batches
+    hold the same prefix tensor.
     """
     places = [place for place, sample in enumerate(samples) if any(sample.action_mask)]
     useful = [samples[place] for place in places]
@@ -156,7 +156,8 @@ def _needed(sample: TrainingSample) -> tuple[int, ...]:
     """The tokens to compute: from the last action token on nothing predicts an action."""
     if sample.cut:
         return sample.ids
-    return sample.ids[: max(i for i, action in enumerate(sample.action_mask) if action)]
+    last_action = max(i for i, action in enumerate(sample.action_mask) if action)
+    return sample.ids[: max(last_action, *(position + 1 for position in sample.read_at), 0)]
 
 
 def _clustered(rows: Sequence[_Row], start: int) -> list[list[_Row]]:
@@ -273,7 +274,7 @@ class _FlatTokens:
                 self.advantages.append(sample.advantages[position] if sample.advantages else 0.0)
                 self.values.append(sample.values[position] if sample.values else 0.0)
                 self.returns.append(sample.returns[position] if sample.returns else 0.0)
-        if sample.cut:
-            self.ends.append((slots[len(sample.ids) - 1 - start], row))
+        for position in (*sample.read_at, *([len(sample.ids) - 1] if sample.cut else [])):
+            self.ends.append((slots[position - start], row))
         self.weights.append(sample.weight)
         self.given_as.append(place)

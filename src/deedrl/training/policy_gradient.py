@@ -10,6 +10,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from deedrl.training import processes
 from deedrl.training.backend import frozen_at
 from deedrl.training.learner import Learner
 from deedrl.training.losses import NONE_SILENT, Normalisation, PolicyLoss, Silent, policy_loss, sample_weights
@@ -75,7 +76,7 @@ def update_policy(
         "skipped_update": float(sum(update.skipped for update in updates)),
         "empty_batch": 0.0,
         "action_tokens": float(sum(batch.action_tokens for batches in pieces for batch in batches)),
-    } | objective.figures(first_batches=len(pieces[0]))
+    } | objective.figures(first=pieces[0])
 
 
 class PolicyObjective:
@@ -124,27 +125,33 @@ class PolicyObjective:
     @property
     def total(self) -> float:
         """Sum of all losses; a pass over the step's batches adds as many as it has updates."""
-        return sum(float(part.loss) for part in self._parts)
+        return processes.summed([sum(float(part.loss) for part in self._parts)])[0]
 
-    def figures(self, first_batches: int) -> dict[str, float]:
-        """What was seen so far; `first_batches` is the number of micro-batches of the first update."""
+    def figures(self, first: Sequence[Batch]) -> dict[str, float]:
+        """What was seen so far by all processes; `first` are the micro-batches of the first update."""
         figures = {
             "clip_fraction": self._mean("clipped"),
             "clamped_fraction": self._mean("clamped"),
             "approx_kl": self._mean("approx_kl"),
+            "ratio_outside": self._mean("ratio_outside"),
+            "ratio_max": max(processes.everyones([float(part.ratio_max) for part in self._parts])),
             # The gap between sampler and trainer is that before the first update; later the two differ on purpose.
-            "logprob_gap": self._mean("logprob_gap", first_batches),
+            "logprob_gap": self._mean("logprob_gap", len(processes.share(first))),
         }
         if self._references:
             figures["kl"] = self._mean("kl")
-        if self._corrections:
-            weights = torch.cat(self._corrections)
-            figures["sampler_weight"] = float(weights.mean())
-            figures["sampler_masked_fraction"] = float((weights == 0).float().mean())
+        if self._before is not None:
+            weights = torch.cat(self._corrections) if self._corrections else torch.zeros(0)
+            values = [float(weights.sum()), float((weights == 0).sum()), float(len(weights))]
+            total, masked, tokens = processes.summed(values)
+            figures["sampler_weight"] = total / tokens
+            figures["sampler_masked_fraction"] = masked / tokens
         return figures
 
     def _mean(self, name: str, batches: int | None = None) -> float:
-        return sum(float(getattr(part, name)) for part in self._parts[:batches]) / sum(self._tokens[:batches])
+        values = sum(float(getattr(part, name)) for part in self._parts[:batches])
+        total, tokens = processes.summed([values, float(sum(self._tokens[:batches]))])
+        return total / tokens
 
 
 def logprobs_before(learner: Learner, pieces: Sequence[Sequence[Batch]]) -> dict[int, Tensor]:

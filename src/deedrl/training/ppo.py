@@ -13,9 +13,9 @@ from random import Random
 from statistics import fmean
 
 import msgspec
-import torch
 from torch import Tensor
 
+from deedrl.training import processes
 from deedrl.training.critic import ActorCritic, Rates, StepStats
 from deedrl.training.episodes import RewardedEpisode, credited
 from deedrl.training.gae import explained_variance, gae, moments, whitened
@@ -71,7 +71,7 @@ def update_actor_critic(
     return (
         figures
         | values.figures(len(updates))
-        | objective.figures(first_batches=len(played[0]))
+        | objective.figures(first=played[0])
         | _update_figures(updates, pieces)
         | {"loss": objective.total / len(updates), "grad_norm": fmean(update.policy_norm for update in updates)}
     )
@@ -179,10 +179,9 @@ class _ValueObjective:
         return part.loss
 
     def figures(self, updates: int) -> dict[str, float]:
-        return {
-            "value_loss": sum(float(part.loss) for part in self._parts) / updates,
-            "value_clip_fraction": float(torch.stack([part.clipped for part in self._parts]).sum()) / self._tokens,
-        }
+        loss, clipped = (sum(float(getattr(part, name)) for part in self._parts) for name in ("loss", "clipped"))
+        loss, clipped, tokens = processes.summed([loss, clipped, float(self._tokens)])
+        return {"value_loss": loss / updates, "value_clip_fraction": clipped / tokens}
 
 
 def _update_figures(updates: Sequence[StepStats], pieces: Pieces) -> dict[str, float]:

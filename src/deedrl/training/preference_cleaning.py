@@ -171,11 +171,16 @@ def _length_correlation(pairs: Pairs) -> float | None:
 
 
 def split_by_task(pairs: Pairs, share: float, seed: int) -> tuple[list[PreferencePair], list[PreferencePair]]:
-    """Pairs to train on, and those of `share` of the tasks to measure on: one at least, if two tasks have pairs."""
-    tasks = sorted({pair.task_id for pair in pairs})
-    count = min(max(round(share * len(tasks)), 1), len(tasks) - 1) if share and tasks else 0
-    held = set(random.Random(seed).sample(tasks, count))
+    """Pairs to train on, and those of `share` of the tasks to measure on."""
+    held = held_tasks([pair.task_id for pair in pairs], share, seed)
     return [p for p in pairs if p.task_id not in held], [p for p in pairs if p.task_id in held]
+
+
+def held_tasks(tasks: Sequence[str], share: float, seed: int) -> set[str]:
+    """`share` of the distinct `tasks`, by chance: one at least, and never all of them."""
+    distinct = sorted(set(tasks))
+    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1) if share and distinct else 0
+    return set(random.Random(seed).sample(distinct, count))
 
 
 def _directions(episodes: Episodes) -> Callable[[PreferencePair], tuple[int, int]]:

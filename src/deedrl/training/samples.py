@@ -25,6 +25,8 @@ class TrainingSample(Record, frozen=True):
     returns: tuple[float, ...] = ()
     cut: bool = False
     """A limit cut the episode after this sample: a critic is asked for the value of the state after its last token."""
+    read_at: tuple[int, ...] = ()
+    """Positions after whose tokens a head is asked, beside the states that actions were sampled in; ascending."""
     weight: float = 1.0
     turns: tuple[tuple[int, int], ...] = ()
     """Index and number of action tokens of each turn in it, in order, where it was made from a trajectory."""
