@@ -73,6 +73,8 @@ class ToolSchema(Record, frozen=True):
     description: str = ""
     parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON schema of an object."""
+    plain_text: str | None = None
+    """The parameter that takes a whole completion as it stands, where this is the only tool; None: calls are JSON."""
 
 
 class Action(Record, frozen=True):

@@ -68,6 +68,7 @@ class Environment(gymnasium.Env[str, Any]):
             )
         _check_class_values(cls)
         cls.tools = Toolbox(_collect_tools(cls))
+        _check_plain_text(cls)
         try:
             cls._class_values = copy.deepcopy(mutable_class_values(cls))
         except TypeError as error:
@@ -299,6 +300,16 @@ def _check_class_values(cls: type[Environment]) -> None:
     number = isinstance(max_steps, int | float) and not isinstance(max_steps, bool) and max_steps >= 1
     if not number and not isinstance(max_steps, property):
         raise EnvironmentAuthorError(f"{cls.__name__}.max_steps: expected a number of at least 1, got {max_steps!r}")
+
+
+def _check_plain_text(cls: type[Environment]) -> None:
+    """Raises `EnvironmentAuthorError` if a tool takes completions as they stand and is not the only one."""
+    plain = [name for name, entry in cls.tools.items() if entry.schema.plain_text is not None]
+    if plain and len(cls.tools) > 1:
+        raise EnvironmentAuthorError(
+            f"{cls.__name__}: the tool '{plain[0]}' takes whatever the model writes (plain_text=True), so that no "
+            f"other could be called; expected it alone, got {', '.join(cls.tools)}"
+        )
 
 
 def mutable_class_values(cls: type[Environment]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deedrl.parsing.feedback import with_shape
+from deedrl.parsing.plain import plain_action, plain_tool
 from deedrl.parsing.tiers import rejected_action, repaired_action, strict_action
 from deedrl.types import Action, FinishReason, ToolSchema
 
@@ -18,10 +19,14 @@ def parse_action(text: str, tools: Sequence[ToolSchema], finish_reason: FinishRe
     Tiers: ``strict`` if all of `text` is a valid action; ``repair`` if one could be had without guessing, with
     the repairs named; ``reject`` with `error` set to words for the model. The first valid action outside
     reasoning wins; what else the model wrote is counted in `ignored_actions`. With `finish_reason` ``length``
-    an unfinished object is rejected even if only its braces are missing. Time is linear in the text.
+    an unfinished object is rejected even if only its braces are missing. Time is linear in the text. Where the only
+    tool takes plain text, all of `text` is its call (`plain_action`).
 
     Raises `EnvironmentAuthorError` if a tool's schema is not valid JSON schema: the author's bug.
     """
+    plain = plain_tool(tools)
+    if plain is not None:
+        return plain_action(text, plain, finish_reason)
     try:
         return strict_action(text, tools) or repaired_action(text, tools, finish_reason)
     except RecursionError:

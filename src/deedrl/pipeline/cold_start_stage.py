@@ -8,7 +8,9 @@ from typing import get_args
 
 import msgspec
 
+from deedrl.config import require
 from deedrl.evaluation.metrics import Metrics, compute_metrics
+from deedrl.parsing.plain import plain_tool
 from deedrl.pipeline.context import Bar
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import NEGATIVES, POSITIVES, ColdStart
@@ -36,6 +38,12 @@ class ColdStartReport(Record, frozen=True):
 
 def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None, ColdStartReport]:
     """Fills the stores of positives and negatives; the metrics are those of the sampled episodes."""
+    require(
+        stage.guided_share == 0 or plain_tool(session.environment_class.tools.schemas()) is None,
+        f"stages.{stage.title}.guided_share",
+        f"expected 0 for {session.recipe.environment.ref}, which is answered in plain text: there is no schema that "
+        f"could guide decoding; got {stage.guided_share:g}",
+    )
     rng = stream(session.recipe.seed, "cold_start", stage.title)
     pool = session.tasks("train")
     tasks = draw_in_turn(pool, len(pool), rng)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Protocol
 
+from deedrl.parsing.plain import plain_tool
 from deedrl.types import Action, Completion, Message, Record, SamplingParams, ToolSchema
 
 
@@ -57,7 +59,13 @@ class ContextFull(Exception):
     """Raised by a policy when a conversation leaves no room to sample; the episode ends with ``token_limit``."""
 
 
-def action_text(action: Action) -> str:
-    """The text a model is meant to write for `action`: one JSON object with reasoning, tool_name and parameters."""
+def action_text(action: Action, tools: Sequence[ToolSchema] = ()) -> str:
+    """The text a model is meant to write for `action`: one JSON object with reasoning, tool_name and parameters.
+
+    Where the only one of `tools` takes plain text, it is that text alone, without reasoning.
+    """
+    plain = plain_tool(tools)
+    if plain is not None and plain.plain_text is not None:
+        return str(action.parameters.get(plain.plain_text, ""))
     fields = {"reasoning": action.reasoning, "tool_name": action.tool_name, "parameters": action.parameters}
     return json.dumps(fields, ensure_ascii=False)

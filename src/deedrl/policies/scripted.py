@@ -12,17 +12,17 @@ import anyio
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.policies.policy import CompletionRequest, Policy, action_text
 from deedrl.seeding import stream
-from deedrl.types import Action, Completion, Task
+from deedrl.types import Action, Completion, Task, ToolSchema
 
 Line = Action | Completion | str
 """What a script may hold: an action, a raw text, or a whole completion (with token ids, say)."""
 
 
-def to_completion(line: Line, version: str) -> Completion:
-    """Wraps `line` as a sample without tokens; a completion passes through as it is."""
+def to_completion(line: Line, version: str, tools: Sequence[ToolSchema] = ()) -> Completion:
+    """Wraps `line`, an answer to someone with these tools, as a sample without tokens; a completion stays as it is."""
     if isinstance(line, Completion):
         return line
-    text = action_text(line) if isinstance(line, Action) else line
+    text = action_text(line, tools) if isinstance(line, Action) else line
     return Completion(text=text, policy_version=version)
 
 
@@ -39,9 +39,9 @@ class ScriptedPolicy:
 
     async def complete(self, request: CompletionRequest) -> Completion:
         if callable(self._script):
-            return to_completion(self._script(request), self.version)
+            return to_completion(self._script(request), self.version, request.tools)
         line = self._script[request.turn] if request.turn < len(self._script) else ""
-        return to_completion(line, self.version)
+        return to_completion(line, self.version, request.tools)
 
     async def release(self, episode_id: str) -> None:
         """Nothing is cached."""
@@ -81,7 +81,7 @@ class RandomPolicy:
         tool = rng.choice(request.tools)
         words = request.task_prompt.split() or ["word"]
         parameters = random_value(tool.parameters, rng, words, tool.parameters.get("$defs", {}))
-        return to_completion(Action(tool_name=tool.name, parameters=parameters), self.version)
+        return to_completion(Action(tool_name=tool.name, parameters=parameters), self.version, request.tools)
 
     async def release(self, episode_id: str) -> None:
         """Nothing is cached."""
@@ -115,7 +115,7 @@ class DemonstrationPolicy:
                 f"the demonstration of task '{self._tasks[request.episode_id].id}' has {len(solution)} actions, but "
                 "the episode goes on after them; make demonstrate(task) end with an action that ends the episode"
             )
-        return to_completion(solution[request.turn], self.version)
+        return to_completion(solution[request.turn], self.version, request.tools)
 
     async def release(self, episode_id: str) -> None:
         self._solutions.pop(episode_id, None)

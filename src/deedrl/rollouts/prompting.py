@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from deedrl.parsing.plain import plain_tool
 from deedrl.policies.policy import action_text
 from deedrl.types import Action, Message, Record, ToolOutput, ToolSchema, Trajectory
 
@@ -80,9 +81,11 @@ def prompt_variants(
 
 
 def system_prompt(instructions: str, tools: Sequence[ToolSchema], variant: PromptVariant) -> str:
-    """The job, the action format and one line per tool."""
+    """The job, the action format and one line per tool; the job alone where the only tool takes plain text."""
     shown = list(tools)
     job = (instructions if variant.instructions is None else variant.instructions).strip()
+    if plain_tool(shown) is not None:
+        return job
     if variant.tool_order_seed is not None:
         random.Random(variant.tool_order_seed).shuffle(shown)
     lines = [

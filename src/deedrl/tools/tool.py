@@ -104,6 +104,17 @@ class Tool:
         return arguments
 
 
+def _only_text(name: str, types: Mapping[str, Any]) -> str:
+    """The one parameter of a tool with these types, if it is a string; else `EnvironmentAuthorError`."""
+    if list(types.values()) != [str]:
+        found = ", ".join(f"{key}: {getattr(kind, '__name__', kind)}" for key, kind in types.items()) or "none"
+        raise EnvironmentAuthorError(
+            f"tool '{name}': with plain_text=True expected one parameter, of type str, which takes what the model "
+            f"writes; got {found}"
+        )
+    return next(iter(types))
+
+
 def _unusable(value: Any) -> str | None:
     """What in `value` is legal for a JSON reader and breaks databases, files and arithmetic; None if nothing."""
     if isinstance(value, str):
@@ -134,6 +145,7 @@ def tool(
     timeout_s: float = 10.0,
     ends_episode: bool = False,
     read_only: bool = False,
+    plain_text: bool = False,
     version: str = "1",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
@@ -144,12 +156,15 @@ def tool(
     timeout_s: float = 10.0,
     ends_episode: bool = False,
     read_only: bool = False,
+    plain_text: bool = False,
     version: str = "1",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Marks a method or function as a tool; its type hints and docstring become the schema.
 
     `name` defaults to the function's. A type hint that is missing or has no JSON form raises
     `EnvironmentAuthorError` here, at the definition. ``async def`` works: the call runs to its end or its limit.
+    `plain_text`: a completion is no JSON but the text of this tool's one parameter, a string; an environment that has
+    such a tool has no other.
     """
     if timeout_s <= 0:
         raise EnvironmentAuthorError(f"tool '{name}': expected timeout_s above 0, got {timeout_s}")
@@ -161,6 +176,8 @@ def tool(
             )
         title = name or target.__name__
         schema, types = build_schema(title, target)
+        if plain_text:
+            schema = msgspec.structs.replace(schema, plain_text=_only_text(title, types))
         return Tool(title, schema, target, timeout_s, ends_episode, read_only, version, types)
 
     return decorate if function is None else decorate(function)

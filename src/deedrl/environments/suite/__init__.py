@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-ENTRY_POINTS = {"deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk"}
+ENTRY_POINTS = {
+    "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
+    "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
+}
 """Class behind each id; imported when the first copy is made."""
 
 
