@@ -249,3 +249,19 @@ def test_C01_silent_episodes_count_as_if_they_were_computed(kit, normalisation):
     expected = sample_weights(rows, normalisation)[:2]
     assert sample_weights(rows[:2], normalisation, silent=silent) == pytest.approx(expected)
     assert sample_weights(rows[:2], normalisation) != pytest.approx(expected)
+
+
+def test_tails_of_the_ratio_are_counted():
+    """Ratios 1, 0.4, 2.5, 1.9 and one beyond what exp is taken of."""
+    ratios = [1.0, 0.4, 2.5, 1.9]
+    logprobs = [*map(math.log, ratios), 0.0]
+    part = loss_of(logprobs, [0.0] * 4 + [-50.0], [1.0] * 5, [1.0] * 5)
+    assert int(part.ratio_outside) == 3
+    assert float(part.ratio_max) == pytest.approx(math.exp(MAX_LOG_RATIO))
+    assert float(loss_of(logprobs[:4], [0.0] * 4, [1.0] * 4, [1.0] * 4).ratio_max) == pytest.approx(2.5)
+
+
+def test_the_ratio_is_to_the_policy_before_the_update_where_that_is_given():
+    part = loss_of([0.0], [-3.0], before=torch.zeros(1))
+    assert int(part.ratio_outside) == 0
+    assert float(part.ratio_max) == 1.0

@@ -41,9 +41,10 @@ def run(
 
 
 def show_plan(recipe: Recipe) -> None:
-    """Prints the resolved recipe (secrets hidden) and the estimate of its cost on this machine."""
+    """Prints the resolved recipe (secrets hidden), settings beyond usual bounds, and its cost on this machine."""
     from deedrl.config import dump_yaml, to_plain
     from deedrl.errors import ModelError
+    from deedrl.pipeline.bounds import training_findings
     from deedrl.pipeline.cost import estimate, estimate_text
     from deedrl.planning.machine import detect_machine
     from deedrl.redaction import redact
@@ -54,6 +55,7 @@ def show_plan(recipe: Recipe) -> None:
         lines = estimate_text(estimate(recipe, machine), machine)
     except ModelError as error:  # the recipe may be right all the same
         lines = [f"no estimate: {error}"]
+    lines = [*lines, *(f"warning {finding}" for finding in training_findings(recipe))]
     for line in lines:
         typer.echo(f"# {line}" if line else "#")
 

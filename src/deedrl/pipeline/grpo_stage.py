@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 from torch import Tensor
 
 from deedrl.pipeline.alarms import anchor_alarm, logprob_gap_alarm, signal_alarm, step_reward_alarm
+from deedrl.pipeline.dependence import dependence_figures
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.online import (
+    Reference,
     TaskSource,
     staleness,
     train_online,
@@ -88,12 +91,15 @@ def comparison(stage: Grpo, max_tokens: int) -> Comparison:
 
 
 def _update(
-    session: Session, stage: Grpo, learner: Learner, step: int, sampled: Sampled, reference: list[Tensor]
+    session: Session, stage: Grpo, learner: Learner, step: int, sampled: Sampled, reference: Reference
 ) -> dict[str, float]:
     """Selects and updates; returns the step's figures."""
     groups, figures = sampled
+    played = [trajectory for group in groups for trajectory in group.trajectories]
+    figures |= dependence_figures(session, stage, learner, played, step)
+    stage = msgspec.structs.replace(stage, kl_coefficient=reference.kl_coefficient)
     max_tokens = session.recipe.limits.max_tokens_per_episode
-    compare, held = comparison(stage, max_tokens), reference if stage.kl_coefficient else None
+    compare, held = comparison(stage, max_tokens), reference.parameters if stage.kl_coefficient else None
     if held is not None and stage.kl_in == "reward":
         compare, figures = with_kl(stage, learner, groups, compare, held, max_tokens, figures)
         held = None
@@ -106,8 +112,7 @@ def _update(
         samples = tuple(whitened_samples(samples, round(silent.action_tokens)))
     updated = update_policy(learner, samples, settings, held, silent, at_reference=step == 0)
     trained = {sample.episode_id for sample in selection.samples}
-    episodes = [t for group in groups for t in group.trajectories if t.episode_id in trained]
-    behind = staleness(stage.title, step, episodes)
+    behind = staleness(stage.title, step, [t for t in played if t.episode_id in trained])
     no_signal = signal_alarm(figures, counts, session.recipe.sampling.max_tokens)
     company = anchored_turns(groups)
     warn(
@@ -124,6 +129,7 @@ def _update(
         | ({"anchored_share": company.share} if stage.credit == "anchors" else {})
         | {
             "learning_rate": rate,
+            "kl_coefficient": stage.kl_coefficient,
             "staleness": behind,
             "groups": float(counts.groups),
             "zero_variance_groups": float(counts.zero_variance),

@@ -6,10 +6,12 @@ The best validated policy stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
+import torch
 from msgspec.structs import asdict
 from torch import Tensor, nn
 
@@ -17,11 +19,13 @@ from deedrl.pipeline.alarms import held_out_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
+from deedrl.pipeline.stability import stability_alarms
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.pipeline.validation import Validations, keep_best, validated
 from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
+from deedrl.training.kl_control import controlled_coefficient
 from deedrl.training.policy_gradient import PolicyUpdate
 from deedrl.types import Task, Trajectory
 
@@ -43,6 +47,29 @@ class Trainee(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
 
     def load_tensors(self, state: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The policy that a stage starts from."""
+
+    parameters: list[Tensor]
+    """In the order of the policy's."""
+    kl_coefficient: float
+    """Weight of the KL divergence to it in the next step."""
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """By name, for a safetensors file; `names` are those of the parameters."""
+        named = {f"reference.{name}": value for name, value in zip(names, self.parameters, strict=True)}
+        return named | {_KL_COEFFICIENT: torch.tensor(self.kl_coefficient, dtype=torch.float64)}
+
+    @classmethod
+    def of_tensors(cls, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Reference:
+        """What `tensors` returned, exactly."""
+        return cls([tensors[f"reference.{name}"] for name in names], float(tensors[_KL_COEFFICIENT]))
+
+
+_KL_COEFFICIENT = "kl_coefficient"
 
 
 def training_tasks(session: Session, stage: str) -> TaskSource:
@@ -74,16 +101,15 @@ def train_online(
     learner: Trainee,
     tasks: Callable[[int, Mapping[str, float]], list[Task]],
     sample: Callable[[int, Sequence[Task]], Sampled],
-    update: Callable[[int, Sampled, list[Tensor]], dict[str, float]],
+    update: Callable[[int, Sampled, Reference], dict[str, float]],
 ) -> dict[str, float]:
     """`stage.steps` steps from where the stage stopped; ends with the best validated weights, saved.
 
     A step (from 0) is to `sample` the `tasks` that it has under some weights of families, and to `update` with the
-    reference policy's parameters, which gives its figures.
+    reference policy, which gives its figures.
     """
     checkpoints = session.checkpoints(stage.title)
-    reference = learner.snapshot()
-    start, best = _resume(session, learner, checkpoints, stage.title, reference)
+    start, best, reference = _resume(session, stage, learner, checkpoints)
     figures: dict[str, float] = {}
     progress = session.context.progress
     if stage.validate_every and start == 0:
@@ -104,6 +130,7 @@ def train_online(
                 session.rest_policies()
                 figures = learn()
             number = step + 1
+            reference = next_reference(stage, reference, figures)
             session.weights_changed(f"{stage.title}:{number}")
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
             if due:
@@ -111,12 +138,23 @@ def train_online(
             elif number % session.recipe.checkpoints.every_steps == 0:
                 checkpoints.save(number, _with_reference(learner, reference), best.state())
             session.context.tracker.log(figures, step=number, stage=stage.title)
+            warn(session, stage.title, *stability_alarms(session.run.folder, stage.title, number))
             bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.completion)
             if stage.patience_steps and number - best.step >= stage.patience_steps:
                 progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
                 break
     keep_best(session, learner, checkpoints, stage.title)
     return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
+
+
+def next_reference(stage: OnlineSettings, reference: Reference, figures: Mapping[str, float]) -> Reference:
+    """`reference` with the weight of KL for the step after one with these figures."""
+    if stage.kl_target is None or "kl" not in figures:
+        return reference
+    coefficient = controlled_coefficient(
+        reference.kl_coefficient, figures["kl"], target=stage.kl_target, gain=stage.kl_gain
+    )
+    return replace(reference, kl_coefficient=coefficient)
 
 
 def staleness(stage: str, step: int, episodes: Iterable[Trajectory]) -> float:
@@ -151,7 +189,7 @@ def _validated(
     stage: OnlineSettings,
     learner: Trainee,
     checkpoints: CheckpointFolder,
-    reference: list[Tensor],
+    reference: Reference,
     step: int,
     best: Validations,
 ) -> Validations:
@@ -161,20 +199,17 @@ def _validated(
     return best
 
 
-def _with_reference(learner: Trainee, reference: list[Tensor]) -> dict[str, Tensor]:
-    names = list(learner.parameters)
-    return learner.tensors() | {f"reference.{name}": value for name, value in zip(names, reference, strict=True)}
+def _with_reference(learner: Trainee, reference: Reference) -> dict[str, Tensor]:
+    return learner.tensors() | reference.tensors(learner.parameters)
 
 
 def _resume(
-    session: Session, learner: Trainee, checkpoints: CheckpointFolder, stage: str, reference: list[Tensor]
-) -> tuple[int, Validations]:
-    """Restores the newest checkpoint, the reference included; (0, no validations) if the stage starts afresh."""
+    session: Session, stage: OnlineSettings, learner: Trainee, checkpoints: CheckpointFolder
+) -> tuple[int, Validations, Reference]:
+    """Restores the newest checkpoint, the reference included; step 0 and no validations if the stage starts afresh."""
     saved = checkpoints.latest()
     if saved is None:
-        return 0, Validations()
+        return 0, Validations(), Reference(learner.snapshot(), stage.kl_coefficient)
     learner.load_tensors(saved.tensors)
-    for index, name in enumerate(learner.parameters):
-        reference[index] = saved.tensors[f"reference.{name}"]
-    session.weights_changed(f"{stage}:{saved.step}")
-    return saved.step, Validations.from_state(saved.state)
+    session.weights_changed(f"{stage.title}:{saved.step}")
+    return saved.step, Validations.from_state(saved.state), Reference.of_tensors(learner.parameters, saved.tensors)

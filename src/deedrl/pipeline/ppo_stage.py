@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from torch import Tensor
+import msgspec
 
 from deedrl.pipeline.alarms import bootstrap_alarm, cut_alarm, logprob_gap_alarm, step_reward_alarm
-from deedrl.pipeline.online import staleness, train_online, training_tasks, update_settings, warn
+from deedrl.pipeline.dependence import dependence_figures
+from deedrl.pipeline.online import Reference, staleness, train_online, training_tasks, update_settings, warn
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
@@ -49,9 +50,10 @@ def critic_of(policy: Learner, stage: Ppo) -> AbstractContextManager[Critic]:
 
 
 def _train_step(
-    session: Session, stage: Ppo, learner: ActorCritic, step: int, played: list[Trajectory], reference: list[Tensor]
+    session: Session, stage: Ppo, learner: ActorCritic, step: int, played: list[Trajectory], reference: Reference
 ) -> dict[str, float]:
     """Updates; returns the step's figures."""
+    stage = msgspec.structs.replace(stage, kl_coefficient=reference.kl_coefficient)
     whole, broken = drop_broken_groups(played)
     episodes, counts = rewarded_episodes(
         whole,
@@ -61,8 +63,8 @@ def _train_step(
     )
     learning = step - stage.value_warmup_steps
     rate = step_rate(stage, learning, stage.steps - stage.value_warmup_steps) if learning >= 0 else 0.0
+    figures = episode_figures(played, broken.groups) | dependence_figures(session, stage, learner.policy, whole, step)
     updated = _update(session, stage, learner, episodes, reference, step, rate)
-    figures = episode_figures(played, broken.groups)
     behind = staleness(stage.title, step, whole)
     warn(
         session,
@@ -72,7 +74,8 @@ def _train_step(
         step_reward_alarm(0 if stage.step_reward_weight else counts.with_step_rewards, len(whole)),
         None if behind else logprob_gap_alarm(updated),
     )
-    return figures | updated | {"learning_rate": rate, "staleness": behind} | _count_figures(counts)
+    rates = {"learning_rate": rate, "kl_coefficient": stage.kl_coefficient, "staleness": behind}
+    return figures | updated | rates | _count_figures(counts)
 
 
 def _update(
@@ -80,7 +83,7 @@ def _update(
     stage: Ppo,
     learner: ActorCritic,
     episodes: Sequence[RewardedEpisode],
-    reference: list[Tensor],
+    reference: Reference,
     step: int,
     rate: float,
 ) -> dict[str, float]:
@@ -92,7 +95,7 @@ def _update(
         learner,
         episodes,
         settings,
-        reference if stage.kl_coefficient else None,
+        reference.parameters if stage.kl_coefficient else None,
         order,
         # Until then the policy is as it was at the start.
         at_reference=step == stage.value_warmup_steps,

@@ -16,6 +16,7 @@ from deedrl.environments.loading import load_environment
 from deedrl.errors import CheckpointError, ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.alarms import mute_alarm, timeout_alarm
+from deedrl.pipeline.bounds import training_findings
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
 from deedrl.pipeline.rendering import check_room
@@ -120,9 +121,11 @@ class Session:
         return Limits(**named, max_context_tokens=conversation)
 
     def lint(self) -> None:
-        """Says plainly what is wrong with the rubric, before anything is trained with it."""
+        """Says plainly what is wrong with the rubric and with bounds of training, before anything is trained."""
         for finding in lint_rubric(self.rubric):
             self.context.progress.warn(f"rubric: {finding}")
+        for bound in training_findings(self.recipe):
+            self.context.progress.warn(bound)
 
     @property
     def prompt(self) -> PromptVariant:

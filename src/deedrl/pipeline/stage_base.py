@@ -84,6 +84,11 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     """Peak learning rate (of the adapter, if there is one)."""
     kl_coefficient: NonNegative = 0.01
     """Weight of the KL divergence to the policy this stage starts from; 0 leaves it out."""
+    kl_target: PositiveFloat | None = None
+    """Nats per action token: after each step the weight moves, from `kl_coefficient` on, so that the divergence comes
+    near this; null leaves the weight as it is."""
+    kl_gain: Annotated[float, Meta(gt=0, lt=5)] = 0.1
+    """How fast: the change of the weight in a step per relative error, which counts up to 0.2 either way."""
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
     """Importance ratios are clipped below at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
@@ -96,6 +101,9 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     """Updates in one pass over a sampled batch, each on its share of the episodes."""
     updates_per_batch: PositiveInt = 1
     """Passes over each sampled batch; with more than one update the importance ratio and its clipping matter."""
+    reasoning_check_every: Count = 0
+    """Steps between measurements of how much the policy's reasoning depends on its prompt, each a forward pass over a
+    few episodes; 0 never measures it."""
     failure_weight: NonNegative = 0.0
     """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
     max_staleness: Annotated[int, Meta(ge=0, le=1)] = 0
@@ -118,4 +126,9 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
             self.patience_steps == 0 or self.validate_every > 0,
             f"{path}.patience_steps",
             "early stopping needs validations; set validate_every above 0 or patience_steps to 0",
+        )
+        require(
+            self.kl_target is None or self.kl_coefficient > 0,
+            f"{path}.kl_target",
+            "expected kl_coefficient above 0 with it, which is the weight it starts from and is only ever multiplied",
         )

@@ -18,6 +18,9 @@ from deedrl.training.samples import TrainingSample
 
 Normalisation = Literal["token", "sequence", "constant"]
 
+RATIO_BOUNDS = (0.5, 2.0)
+"""Importance ratios outside have left every usual clip range behind; they are counted for the log."""
+
 
 @dataclass(frozen=True)
 class Silent:
@@ -86,6 +89,10 @@ class PolicyLoss:
     """Sum over tokens of |log-probability here - as sampled|."""
     approx_kl: Tensor
     """Sum over tokens of the k3 estimate of KL(sampler || policy): how far the policy has moved since."""
+    ratio_outside: Tensor
+    """Tokens whose importance ratio lies outside `RATIO_BOUNDS`."""
+    ratio_max: Tensor
+    """The largest importance ratio of a token, at most exp(`MAX_LOG_RATIO`)."""
 
 
 def policy_loss(
@@ -119,6 +126,7 @@ def policy_loss(
     if reference is not None:
         estimate = divergence(logprobs, reference)
         per_token = per_token + kl_coefficient * estimate
+    ratio = (logprobs - start).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return PolicyLoss(
         loss=(weights * per_token).sum(),
         clipped=held.sum().detach(),
@@ -126,6 +134,8 @@ def policy_loss(
         kl=estimate.sum().detach(),
         logprob_gap=(logprobs - sampled).abs().sum().detach(),
         approx_kl=k3(sampled, logprobs.detach()).sum(),
+        ratio_outside=((ratio < RATIO_BOUNDS[0]) | (ratio > RATIO_BOUNDS[1])).sum(),
+        ratio_max=ratio.max() if ratio.numel() else ratio.new_ones(()),
     )
 
 

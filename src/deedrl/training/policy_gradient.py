@@ -132,6 +132,8 @@ class PolicyObjective:
             "clip_fraction": self._mean("clipped"),
             "clamped_fraction": self._mean("clamped"),
             "approx_kl": self._mean("approx_kl"),
+            "ratio_outside": self._mean("ratio_outside"),
+            "ratio_max": max(float(part.ratio_max) for part in self._parts),
             # The gap between sampler and trainer is that before the first update; later the two differ on purpose.
             "logprob_gap": self._mean("logprob_gap", first_batches),
         }
