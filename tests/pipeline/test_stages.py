@@ -234,6 +234,7 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
         patch.setattr(online, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
+        patch.setattr(online, "stability_alarms", lambda folder, stage, step: [f"unstable, step {step}"])
         patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
         folder, progress = tmp_path_factory.mktemp("runs") / "watched", Watching()
@@ -275,8 +276,11 @@ def test_F20_the_best_validated_weights_become_the_policy_and_not_the_last(watch
 
 def test_B17_C24_F20_alarms_are_said(watched: Any) -> None:
     _, _, progress = watched
-    step, held_out = ["grpo: limit 32", "grpo: gap"], "grpo: held-out, step {}"
-    expected = [held_out.format(0), *step, *step, held_out.format(2), *step, *step, held_out.format(4)]
+    expected = ["grpo: held-out, step 0"]
+    for step in (1, 2, 3, 4):
+        expected += ["grpo: limit 32", "grpo: gap"]
+        expected += [f"grpo: held-out, step {step}"] if step in (2, 4) else []
+        expected += [f"grpo: unstable, step {step}"]
     assert [text for text in progress.warnings if text.startswith("grpo: ")] == expected
 
 

@@ -96,7 +96,7 @@ def _update(
     """Selects and updates; returns the step's figures."""
     groups, figures = sampled
     played = [trajectory for group in groups for trajectory in group.trajectories]
-    figures |= dependence_figures(session, stage, learner, played, step)
+    figures = figures | dependence_figures(session, stage, learner, played, step)
     stage = msgspec.structs.replace(stage, kl_coefficient=reference.kl_coefficient)
     max_tokens = session.recipe.limits.max_tokens_per_episode
     compare, held = comparison(stage, max_tokens), reference.parameters if stage.kl_coefficient else None
@@ -127,9 +127,9 @@ def _update(
         figures
         | updated
         | ({"anchored_share": company.share} if stage.credit == "anchors" else {})
+        | ({"kl_coefficient": stage.kl_coefficient} if stage.kl_target is not None else {})
         | {
             "learning_rate": rate,
-            "kl_coefficient": stage.kl_coefficient,
             "staleness": behind,
             "groups": float(counts.groups),
             "zero_variance_groups": float(counts.zero_variance),

@@ -74,8 +74,8 @@ def _train_step(
         step_reward_alarm(0 if stage.step_reward_weight else counts.with_step_rewards, len(whole)),
         None if behind else logprob_gap_alarm(updated),
     )
-    rates = {"learning_rate": rate, "kl_coefficient": stage.kl_coefficient, "staleness": behind}
-    return figures | updated | rates | _count_figures(counts)
+    held = {"kl_coefficient": stage.kl_coefficient} if stage.kl_target is not None else {}
+    return figures | updated | held | {"learning_rate": rate, "staleness": behind} | _count_figures(counts)
 
 
 def _update(
