@@ -141,6 +141,7 @@ GRPO: dict[str, Any] = {
     "validation_tasks": 2,
     "kl_target": 1e-3,
     "kl_gain": 2.0,
+    "reasoning_check_every": 2,
 }
 
 
@@ -167,6 +168,10 @@ def test_C17_the_weight_follows_the_divergence_and_survives_an_interruption(
     assert logged["grpo/kl"][1] == 0.0
     assert logged["grpo/kl_coefficient"][2] == pytest.approx(0.006)
     assert logged["grpo/kl_coefficient"][3] != logged["grpo/kl_coefficient"][2]
+    # The model gives one reason whatever it is asked, under its two prompts.
+    assert set(logged["grpo/reasoning_information"]) == {1, 3}
+    assert all(abs(value or 0.0) <= math.log(2) for value in logged["grpo/reasoning_information"].values())
+    assert set(logged["grpo/reasoning_retrieval"]) == {1, 2, 3}
     with pytest.raises(Interruption):
         play(tmp_path / "run", recipe, Watching("grpo", at=2))
     resumed = play(tmp_path / "run", recipe, Watching())
