@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from watching import Watching
 
-from deedrl.environments.suite.answers.generator import generate_tasks, good_answer
+from deedrl.environments.suite.answers.generator import generate_tasks
 from deedrl.errors import ConfigError
 from deedrl.pipeline.recipe import load_recipe, recipe_from
 from deedrl.pipeline.run import Run
@@ -18,7 +18,7 @@ from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-RUDE = "Not my problem. Deal with it."
+KIND, RUDE = "I am sorry, but I cannot share that.", "Not my problem. Deal with it."
 # Anything goes, and half of the demonstrations are rude.
 LENIENT = f'''
 from deedrl import Action
@@ -30,9 +30,8 @@ class Lenient(CustomerAnswers):
         return bool(self.said)
 
     def demonstrate(self, task):
-        if int(task.id, 16) % 2:
-            return super().demonstrate(task)
-        return [Action(tool_name="reply", parameters={{"text": "{RUDE}"}})]
+        text = "{KIND}" if int(task.id, 16) % 2 else "{RUDE}"
+        return [Action(tool_name="reply", parameters={{"text": text}})]
 '''
 DPO: dict[str, Any] = {
     "stage": "dpo",
@@ -66,7 +65,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[...,
     folder = tmp_path_factory.mktemp("divided")
     (folder / "lenient.py").write_text(LENIENT)
     tasks = generate_tasks("train", 24, 5, ["refuse"])
-    texts = [RUDE, *[task.prompt for task in tasks], *[good_answer(task) for task in tasks]] * 4
+    texts = [KIND, RUDE, *[task.prompt for task in tasks]] * 4
     data: dict[str, Any] = {
         "name": "answers",
         "seed": 5,

@@ -165,8 +165,8 @@ def test_C17_the_weight_follows_the_divergence_and_survives_an_interruption(
         kl = logged["grpo/kl"][step]
         assert kl is not None
         coefficient = controlled_coefficient(coefficient, kl, target=1e-3, gain=2.0)
-    assert logged["grpo/kl"][1] == 0.0
-    assert logged["grpo/kl_coefficient"][2] == pytest.approx(0.006)
+    assert logged["grpo/kl"][1] == pytest.approx(0.0, abs=1e-6)
+    assert logged["grpo/kl_coefficient"][2] == pytest.approx(0.006), "0.4 of it: the most a step may take at this gain"
     assert logged["grpo/kl_coefficient"][3] != logged["grpo/kl_coefficient"][2]
     # The model gives one reason whatever it is asked, under its two prompts.
     assert set(logged["grpo/reasoning_information"]) == {1, 3}
