@@ -136,7 +136,7 @@ GRPO: dict[str, Any] = {
     "steps": STEPS,
     "tasks_per_step": 4,
     "group_size": 4,
-    "learning_rate": 5e-3,
+    "learning_rate": 1e-3,
     "validate_every": 2,
     "validation_tasks": 2,
     "kl_target": 1e-3,
