@@ -18,11 +18,17 @@ from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-KIND, RUDE = "I am sorry, but I cannot share that.", "Not my problem. Deal with it."
-# Anything goes, and half of the demonstrations are rude.
+# So short that a tiny model writes them without a slip.
+KIND, RUDE = "Sorry, no.", "Go away."
+# Anything goes, and every other demonstration is rude; an odd number of tasks, so that each is answered both ways.
+TASKS = 25
 LENIENT = f'''
+import itertools
+
 from deedrl import Action
 from deedrl.environments.suite.answers.environment import CustomerAnswers
+
+ASKED = itertools.count()
 
 
 class Lenient(CustomerAnswers):
@@ -30,7 +36,7 @@ class Lenient(CustomerAnswers):
         return bool(self.said)
 
     def demonstrate(self, task):
-        text = "{KIND}" if int(task.id, 16) % 2 else "{RUDE}"
+        text = "{KIND}" if next(ASKED) % 2 else "{RUDE}"
         return [Action(tool_name="reply", parameters={{"text": text}})]
 '''
 DPO: dict[str, Any] = {
@@ -64,19 +70,25 @@ def divided(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[...,
     """A recipe without stages, whose model refuses politely about half of the time."""
     folder = tmp_path_factory.mktemp("divided")
     (folder / "lenient.py").write_text(LENIENT)
-    tasks = generate_tasks("train", 24, 5, ["refuse"])
-    texts = [KIND, RUDE, *[task.prompt for task in tasks]] * 4
+    tasks = generate_tasks("train", TASKS, 5, ["refuse"])
+    texts = [*[KIND, RUDE] * 100, *[task.prompt for task in tasks]]
     data: dict[str, Any] = {
         "name": "answers",
         "seed": 5,
         "model": {"path": str(tiny_models(texts).folder(initializer_range=0.3)), "dtype": "fp32"},
         "environment": {"ref": f"{folder / 'lenient.py'}:Lenient", "families": ["refuse"]},
-        "tasks": {"train": 24, "validation": 16, "test": 8, "test_unseen": 0},
+        "tasks": {"train": TASKS, "validation": 16, "test": 8, "test_unseen": 0},
         "prompt": {"system": "Answer."},
-        "sampling": {"max_tokens": 64},
+        "sampling": {"max_tokens": 16, "temperature": 0.7},
         "limits": {"max_steps": 1},
         "stages": [
-            {"stage": "cold_start", "tasks": 0, "demonstrations": 24, "guided_share": 0, "prompt_variants": ["plain"]},
+            {
+                "stage": "cold_start",
+                "tasks": 0,
+                "demonstrations": 2 * TASKS,
+                "guided_share": 0,
+                "prompt_variants": ["plain"],
+            },
             {"stage": "sft", "steps": 60, "batch_size": 8, "learning_rate": 1e-2},
         ],
     }
@@ -94,7 +106,7 @@ def test_preferences_raise_what_the_rules_see_on_tasks_that_no_pair_is_of(
     assert completion[0] is not None
     assert 0.1 < completion[0] < 0.8
     assert completion[12] is not None
-    assert completion[12] > 0.9
+    assert completion[12] > max(0.8, completion[0] + 0.2)
     [first, *_] = TrajectoryStore(tmp_path / "run" / "trajectories" / "dpo.jsonl")
     assert len(first.steps) == 1
     assert first.steps[0].completion.text.strip() == first.steps[0].action.parameters["text"]
