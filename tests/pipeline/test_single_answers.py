@@ -43,6 +43,7 @@ DPO: dict[str, Any] = {
     "stage": "dpo",
     "tasks": 16,
     "samples_per_task": 6,
+    "temperature": 1.0,
     "kinds": ["outcome"],
     "steps": 12,
     "pairs_per_step": 4,
@@ -104,7 +105,7 @@ def test_preferences_raise_what_the_rules_see_on_tasks_that_no_pair_is_of(
     play(tmp_path / "run", recipe_from(divided | {"stages": [DPO]}))
     completion = read_metrics(tmp_path / "run")["dpo/validation_completion"]
     assert completion[0] is not None
-    assert 0.1 < completion[0] < 0.8
+    assert completion[0] < 0.6
     assert completion[12] is not None
     assert completion[12] > max(0.8, completion[0] + 0.2)
     [first, *_] = TrajectoryStore(tmp_path / "run" / "trajectories" / "dpo.jsonl")
