@@ -106,8 +106,8 @@ def test_a_smaller_micro_batch_is_named_with_a_value_that_fits() -> None:
     assert not tight.fits
     flag = next(flag for (flag,) in remedies(tight) if flag.startswith("--micro-batch-tokens"))
     value = int(flag.split()[1])
-    assert request(machine=small(6), load=Load(micro_batch_tokens=value)).fits
-    assert not request(machine=small(6), load=Load(micro_batch_tokens=2 * value)).fits
+    assert request(machine=small(4.5), load=Load(micro_batch_tokens=value)).fits
+    assert not request(machine=small(4.5), load=Load(micro_batch_tokens=2 * value)).fits
 
 
 def test_a_full_cache_is_helped_by_fewer_episodes_at_once() -> None:

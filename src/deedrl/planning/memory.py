@@ -35,10 +35,10 @@ PROCESS = 0.4e9
 GPU_PROCESS = 0.8e9
 """CUDA's own, with its libraries; not measured."""
 HOLES = {"lora": 1.1, "full": 1.15}
-"""What the heap holds for what is kept of an update, as a factor: glibc leaves freed pieces between those in use. Measured
-2026-11-30 on updates of models of 19 to 235 M parameters: 1.0 to 1.15 (fused layers of an adapter), and 1.0 to 1.4. It
-depends on what the process did before, so the same update can take a sixth more or less; where layers run as they are
-(dropout, no compiler), those of an adapter leave more: 1.6 to 1.9."""
+"""What the heap holds for what is kept of an update, as a factor: glibc leaves freed pieces between those in use.
+Measured 2026-11-30 and 2026-12-01 on updates of models of 4 to 235 M parameters: 1.0 to 1.15 (fused layers of an
+adapter), and 1.0 to 1.4. It depends on what the process did before, so the same update can take a sixth more or less.
+Where layers run as they are (dropout, no compiler), those of an adapter leave more: 1.6 to 1.9."""
 MAPPED_HOLES = 1.03
 """The same where large blocks come from the system and go back to it at once (MALLOC_MMAP_THRESHOLD_=1000000)."""
 GPU_HOLES = 1.1
