@@ -24,6 +24,7 @@ ROWS = {
     "deedrl.config": 0,
     "deedrl.files": 0,
     "deedrl.memory": 0,
+    "deedrl.pages": 0,
     "deedrl.tasks": 1,
     "deedrl.tools": 1,
     "deedrl.parsing": 1,

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Interruption, Watching
 
 from deedrl.pipeline.checkpoint import MANIFEST, TENSORS, CheckpointFolder
-from deedrl.pipeline.recipe import Recipe, recipe_from
-from deedrl.pipeline.run import EVENTS, Run
-from deedrl.pipeline.stages import run_recipe
-from deedrl.reports.progress import make_progress
+from deedrl.pipeline.recipe import recipe_from
+from deedrl.pipeline.run import EVENTS
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 
@@ -61,12 +60,6 @@ LAST: dict[str, list[dict[str, Any]]] = {
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(one_thread: None) -> None:
     pass
-
-
-def play(folder: Path, recipe: Recipe, progress: Any = None) -> Path:
-    with Run.open(folder, recipe) as run:
-        run_recipe(recipe, run, progress or make_progress("quiet"))
-    return folder
 
 
 @pytest.mark.parametrize("stage", LAST)

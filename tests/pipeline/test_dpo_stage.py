@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Interruption, Watching
 
@@ -21,11 +22,8 @@ from deedrl.pipeline.cost import estimate
 from deedrl.pipeline.hand_check import hand_check_text
 from deedrl.pipeline.preference_data import PreferenceReport
 from deedrl.pipeline.recipe import recipe_from
-from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import run_recipe
 from deedrl.planning.machine import GIB, Machine
 from deedrl.reports.data import report_data
-from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 from deedrl.training.preferences import PreferencePair
@@ -51,12 +49,6 @@ DPO: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(one_thread: None) -> None:
     pass
-
-
-def play(folder: Path, recipe: Any, progress: Any = None) -> Path:
-    with Run.open(folder, recipe) as run:
-        run_recipe(run.recipe, run, progress or make_progress("quiet"))
-    return folder
 
 
 def made(taught: dict[str, Any], *before: dict[str, Any], **changes: Any) -> Any:

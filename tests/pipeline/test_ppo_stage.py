@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Interruption, Watching
 
@@ -17,9 +18,6 @@ from deedrl.errors import ConfigError
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.recipe import load_recipe, recipe_from, select_stages
-from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import run_recipe
-from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 
@@ -40,12 +38,6 @@ PPO: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(one_thread: None) -> None:
     pass
-
-
-def play(folder: Path, recipe: Any, progress: Any = None) -> Path:
-    with Run.open(folder, recipe) as run:
-        run_recipe(recipe, run, progress or make_progress("quiet"))
-    return folder
 
 
 def made(taught: dict[str, Any], **changes: Any) -> Any:

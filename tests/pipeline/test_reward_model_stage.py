@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Interruption, Watching
 
@@ -29,7 +30,6 @@ from deedrl.pipeline.reward_model_scoring import reward_model_of, scored_episode
 from deedrl.pipeline.reward_model_stage import agreements, refresh
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
-from deedrl.pipeline.stages import run_recipe
 from deedrl.planning.machine import GIB, Machine
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
@@ -59,12 +59,6 @@ GRPO = {"stage": "grpo", "steps": 1, "tasks_per_step": 4, "group_size": 4, "vali
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(one_thread: None) -> None:
     pass
-
-
-def play(folder: Path, recipe: Any, progress: Any = None) -> Path:
-    with Run.open(folder, recipe) as run:
-        run_recipe(run.recipe, run, progress or make_progress("quiet"))
-    return folder
 
 
 def made(taught: dict[str, Any], *after: dict[str, Any], rubric: dict[str, float] | None = None, **changes: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playing import play
 from watching import Interruption, Watching
 
 from deedrl.cli.main import main
@@ -15,7 +16,6 @@ from deedrl.errors import ConfigError
 from deedrl.pipeline.bounds import training_findings
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import load_recipe, recipe_from
-from deedrl.pipeline.run import Run
 from deedrl.pipeline.stability import (
     entropy_alarm,
     gradient_alarm,
@@ -23,7 +23,6 @@ from deedrl.pipeline.stability import (
     skipped_alarm,
     stability_alarms,
 )
-from deedrl.pipeline.stages import run_recipe
 from deedrl.tracking.jsonl import JsonlSink, read_metrics
 from deedrl.tracking.tracker import Tracker
 from deedrl.training.kl_control import controlled_coefficient
@@ -143,12 +142,6 @@ GRPO: dict[str, Any] = {
     "kl_gain": 2.0,
     "reasoning_check_every": 2,
 }
-
-
-def play(folder: Path, recipe: Any, progress: Watching) -> Path:
-    with Run.open(folder, recipe) as run:
-        run_recipe(recipe, run, progress)
-    return folder
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -14,7 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -26,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deedrl.errors import StoreError
 from deedrl.evaluation.rater_agreement import by_raters, rater_agreement
 from deedrl.labelling.pairs import ShownPair
+from deedrl.pages import page_templates
 from deedrl.store.labels import PairLabel, Standing, append_label, ratings, read_labels, standing
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -107,13 +107,7 @@ def _key(pair: ShownPair) -> tuple[str, str]:
 
 def label_app(book: LabelBook, *, hosts: Sequence[str], token: str = "") -> ASGIApp:
     """The page as an ASGI application, served under `hosts` only ("*": any); with `token`, only to who brings it."""
-    templates = Environment(
-        loader=PackageLoader("deedrl.labelling"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = page_templates("deedrl.labelling")
     page = templates.get_template("label.html.j2")
 
     async def show(request: Request) -> Response:

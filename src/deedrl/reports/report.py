@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from deedrl.pages import page_templates
 from deedrl.pipeline.run import REPORT, replace_text
 from deedrl.reports.data import ReportData, report_data
 
@@ -24,15 +25,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def render_report(data: ReportData) -> str:
     """The page as HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    templates = Environment(
-        loader=PackageLoader("deedrl.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = page_templates("deedrl.reports")
     templates.filters["percent"] = percent
     return templates.get_template("report.html.j2").render(
         data=data, panels=_panels(data), embedded=embeddable_json(data.summary)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from deedrl.errors import ModelError
 from deedrl.policies.local.compiled.kernels import Kernels
 from deedrl.policies.local.fused import FusedLayer, NotFused, compare, fused, kernels_for
-from deedrl.policies.local.packed import PackedWeight, packed_weight
+from deedrl.policies.local.packed import PackedWeight, packed
 from deedrl.policies.local.sampling import sample_tokens
 
 
@@ -98,9 +98,8 @@ class SamplingModel:
     def _copied_head(self) -> Any:
         if type(self._source_head) is not nn.Linear:
             return self._source_head
-        if self._kernels is None or self._source_head.weight.dtype != self._source.dtype:
-            return _packed(self._source_head)
-        return _Head(packed_weight([self._source_head], weight_and_bias, self._kernels))
+        fits = self._source_head.weight.dtype == self._source.dtype
+        return _packed(self._source_head, self._kernels if fits else None)
 
     def _fused_layers(self) -> Iterator[tuple[Any, FusedLayer]]:
         """The decoder's layers that can be fused, with their replacements; says once why others cannot."""
@@ -126,35 +125,22 @@ class SamplingModel:
         self._compared = not reasons
 
 
-class _Head(nn.Module):
-    """An output head."""
+class _PackedLinear(nn.Module):
+    """A linear layer whose weight lies as products of few rows read it."""
 
     def __init__(self, weight: PackedWeight) -> None:
         super().__init__()
         self._weight = weight
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self._weight.times(hidden)
-
-
-class _PackedLinear(nn.Module):
-    """A linear layer whose weight lies as oneDNN's products read it."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
-
     def forward(self, inputs: Tensor) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
-        return result
+        return self._weight.times(inputs)
 
 
-def _packed(module: Any) -> nn.Module:
+def _packed(module: Any, kernels: Kernels | None = None) -> nn.Module:
     """The layer with its adapters added to its weight; packed where this build of torch can."""
     weight, bias = weight_and_bias(module)
     if can_pack(weight):
-        return _PackedLinear(weight, bias)
+        return _PackedLinear(packed(weight, bias, kernels))
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)

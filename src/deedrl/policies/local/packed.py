@@ -34,7 +34,12 @@ def packed_weight(layers: Sequence[Any], weights: Weights, kernels: Kernels, *, 
     bias = None
     if any(given is not None for _, given in parts):
         bias = torch.cat([part.new_zeros(len(part)) if given is None else given for part, given in parts])
-    if kernels.tiled and not any(size % _TILE for size in weight.shape):
+    return packed(weight, bias, kernels, gated=gated)
+
+
+def packed(weight: Tensor, bias: Tensor | None, kernels: Kernels | None, *, gated: bool = False) -> PackedWeight:
+    """As this processor reads it fastest; without `kernels` it can neither norm nor gate."""
+    if kernels is not None and kernels.tiled and not any(size % _TILE for size in weight.shape):
         return _Tiled(weight, bias, kernels, gated=gated)
     return _Reordered(weight, bias, kernels, gated=gated)
 
@@ -54,19 +59,23 @@ class _Tiled:
 class _Reordered:
     """As oneDNN reads it."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels, *, gated: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels | None, *, gated: bool) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias, self._kernels, self._gated = bias, kernels, gated
 
     def times(self, inputs: Tensor, *, norm: Norm | None = None, other: Tensor | None = None) -> Tensor:
         if norm is not None:
+            assert self._kernels is not None
             inputs = self._kernels.rms_norm(inputs, *norm)
         pointwise = torch.ops.mkldnn._linear_pointwise
         if other is not None:
             added: Tensor = pointwise.binary(inputs, other, self._weight, self._bias, "add")
             return added
         products: Tensor = pointwise(inputs, self._weight, self._bias, "none", [], "")
-        return self._kernels.gated(products) if self._gated else products
+        if not self._gated:
+            return products
+        assert self._kernels is not None
+        return self._kernels.gated(products)
 
 
 def _alternating(lines: Tensor) -> Tensor:

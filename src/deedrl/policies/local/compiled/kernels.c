@@ -356,7 +356,8 @@ void draw(const number *logits, const float *temperature, const double *uniform,
 #pragma omp for schedule(static)
         for (int64_t n = 0; n < draws; n++) {
             const number *x = logits + which[n] * tokens;
-            float weights[BLOCK], top = -INFINITY, inverse = temperature[which[n]] > 0.0f ? 1.0f / temperature[which[n]] : 1.0f;
+            const float heat = temperature[which[n]], inverse = heat > 0.0f ? 1.0f / heat : 1.0f;
+            float weights[BLOCK], top = -INFINITY;
 #pragma omp simd reduction(max : top)
             for (int64_t i = 0; i < tokens; i++) top = get(x[i]) > top ? get(x[i]) : top;
             double total = 0.0;
@@ -365,7 +366,7 @@ void draw(const number *logits, const float *temperature, const double *uniform,
                 ends[b] = total += weigh(x + b * BLOCK, count, top, inverse, weights);
             }
             int64_t at = 0;
-            if (temperature[which[n]] > 0.0f) {
+            if (heat > 0.0f) {
                 double target = uniform[n] * total; /* always less than the total */
                 while (at + BLOCK < tokens && ends[at / BLOCK] <= target) at += BLOCK;
                 int64_t count = tokens - at < BLOCK ? tokens - at : BLOCK;

@@ -9,7 +9,7 @@
 #ifdef TILED
 #include <stdlib.h>
 
-#define ROWS 512             /* taken together: their inputs stay in the second cache while the weight passes by */
+#define ROWS 512 /* taken together: their inputs stay in the second cache while the weight passes by */
 #define AHEAD (8 * TILE_NUMBERS)
 
 /* weight [lines, size] to tiles [lines / 32, size / 32, 2, 16, 32]: those of 32 lines follow each other in the order of
@@ -62,13 +62,20 @@ static inline __m512 gated_lanes(__m512 x, __m512 y) {
 /* Where a block of the result goes: `count` of its lines, `width` numbers from one to the next. */
 struct result { number *out; const number *other, *bias; int64_t width, count; };
 
+/* What `block` left: tile 2 i + j has lines 16 i and columns 16 j on. */
+typedef float sums[4][16][16] __attribute__((aligned(64)));
+
+static inline void take_sums(sums to) {
+    _tile_stored(0, to[0], 64);
+    _tile_stored(1, to[1], 64);
+    _tile_stored(2, to[2], 64);
+    _tile_stored(3, to[3], 64);
+}
+
 /* The block that `block` left, from column n of the products on: rounded after what is added to it. */
 static inline void put_block(struct result to, int64_t n) {
-    float found[4][16][16] __attribute__((aligned(64)));
-    _tile_stored(0, found[0], 64);
-    _tile_stored(1, found[1], 64);
-    _tile_stored(2, found[2], 64);
-    _tile_stored(3, found[3], 64);
+    sums found;
+    take_sums(found);
     for (int64_t m = 0; m < to.count; m++)
         for (int half = 0; half < 2; half++) {
             int64_t column = n + 16 * half;
@@ -81,11 +88,8 @@ static inline void put_block(struct result to, int64_t n) {
 
 /* The same where the weight's lines come as 16 gates, then 16 inputs: one number of the result of each two. */
 static inline void put_gated(struct result to, int64_t n) {
-    float found[4][16][16] __attribute__((aligned(64)));
-    _tile_stored(0, found[0], 64);
-    _tile_stored(1, found[1], 64);
-    _tile_stored(2, found[2], 64);
-    _tile_stored(3, found[3], 64);
+    sums found;
+    take_sums(found);
     for (int64_t m = 0; m < to.count; m++) {
         __m512 gates = _mm512_load_ps(found[m / 16 * 2][m % 16]), rest = _mm512_load_ps(found[m / 16 * 2 + 1][m % 16]);
         if (to.bias) {
@@ -100,7 +104,7 @@ static inline void put_gated(struct result to, int64_t n) {
  * laid out: out [tokens, lines], or with `gated` [tokens, lines / 2]. bias [lines] and other [tokens, lines], or NULL, are
  * added. */
 void linear(const number *x, const number *norm_weight, float epsilon, const number *packed, const number *bias,
-                const number *other, number *out, int64_t tokens, int64_t size, int64_t lines, int64_t gated) {
+            const number *other, number *out, int64_t tokens, int64_t size, int64_t lines, int64_t gated) {
     const int64_t width = gated ? lines / 2 : lines, whole = tokens / 32 * 32;
     /* Lines of a block that is not full are copied; what lies after them is computed with and thrown away. */
     const int64_t from = norm_weight ? 0 : whole;

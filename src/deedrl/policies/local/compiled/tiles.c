@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define QUERIES 32 /* in a block */
+#define LEFT(count) ((__mmask16)((count) >= 16 ? 0xffff : (count) > 0 ? (1u << (count)) - 1 : 0)) /* of 16 lanes */
 
 /* Whether the system lets this process use tiles; Linux wants to be asked. */
 int tiles(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0; }
@@ -55,6 +56,16 @@ static void product(const number *a, int64_t a_row, const number *b, float *c, i
             _tile_stored(1, at + 16, 4 * c_row);
             _tile_stored(2, below, 4 * c_row);
             _tile_stored(3, below + 16, 4 * c_row);
+        }
+}
+
+/* The right side of `product` whose column is a line of x [count, D]; lines up to `padded` are zeros. */
+static void columns_of(const number *x, int64_t count, int64_t padded, number *to) {
+    const __m512i lines = steps(D / 2);
+    for (int64_t n = 0; n < padded; n += 16)
+        for (int64_t p = 0; p < D / 2; p++, to += 32) {
+            const number *from = x + n * D + 2 * p;
+            _mm512_storeu_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), LEFT(count - n), lines, from, 4));
         }
 }
 
@@ -151,7 +162,7 @@ void attend_tiles(const number *query, const number *keys, const number *values,
             for (int64_t k = 0; k < heads; k++) {
                 number *to = sides + (r * heads + k) * 2 * side;
                 int64_t held = at ? at[r] : r;
-                columns_of(keys + held * keys_row + k * keys_head, D, count, padded, to);
+                columns_of(keys + held * keys_row + k * keys_head, count, padded, to);
                 rows_of(values + held * values_row + k * values_head, count, padded, to + side);
             }
 #pragma omp for collapse(3) schedule(dynamic)
@@ -253,9 +264,9 @@ void attend_tiles_back(const number *query, const number *keys, const number *va
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < heads; k++) {
                 const number *key = keys + r * keys_row + k * keys_head;
-                columns_of(key, D, count, padded, w.key_columns);
+                columns_of(key, count, padded, w.key_columns);
                 rows_of(key, count, padded, w.key_rows);
-                columns_of(values + r * values_row + k * values_head, D, count, padded, w.value_columns);
+                columns_of(values + r * values_row + k * values_head, count, padded, w.value_columns);
                 memset(w.of_keys, 0, D * padded * sizeof *w.of_keys);
                 memset(w.of_values, 0, D * padded * sizeof *w.of_values);
                 for (int64_t first = 0; first < queries; first += QUERIES) {

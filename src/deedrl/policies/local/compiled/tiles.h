@@ -8,7 +8,6 @@
 
 #define TILE_NUMBERS 512
 #define ROUND(x) (((x) + 31) / 32 * 32)
-#define LEFT(count) ((__mmask16)((count) >= 16 ? 0xffff : (count) > 0 ? (1u << (count)) - 1 : 0)) /* of 16 lanes */
 
 /* Every tile is 16 lines of 64 bytes. */
 static inline void configure(void) {
@@ -24,16 +23,6 @@ static inline void configure(void) {
 static inline __m512i steps(int64_t step) {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int)step));
-}
-
-/* The right side of a product whose column is a line of x [count, size]; lines up to `padded` are zeros. */
-static inline void columns_of(const number *x, int64_t size, int64_t count, int64_t padded, number *to) {
-    const __m512i lines = steps(size / 2);
-    for (int64_t n = 0; n < padded; n += 16)
-        for (int64_t p = 0; p < size / 2; p++, to += 32) {
-            const number *from = x + n * size + 2 * p;
-            _mm512_storeu_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), LEFT(count - n), lines, from, 4));
-        }
 }
 
 #define LOG2_E 1.44269504f
