@@ -101,6 +101,7 @@ def build_run(folder: Path, hostile: str = HOSTILE) -> Path:
                 "rejected": 84,
                 "stable share": 0.62,
                 "sources": {"policy": 2, "guided": 41, "demonstration": 88},
+                "families": {"window": 30, "several_orders": 101},
             },
             "sft": {"steps": 7, "loss": 0.213},
             "grpo": {"steps": 10, "zero_variance_groups": 14, "best_step": 10},

@@ -101,7 +101,10 @@ def test_shares_of_data_sources_are_never_hidden(finished_run: Path) -> None:
     sources = report_data(finished_run).sources
     assert [(source.name, source.count) for source in sources] == [("policy", 2), ("guided", 41), ("demonstration", 88)]
     assert sum(source.share for source in sources) == pytest.approx(1.0)
-    assert "demonstrated by the environment: 88 (67.2 %)" in render_report(report_data(finished_run))
+    assert report_data(finished_run).taught == (("several_orders", 101), ("window", 30))
+    page = render_report(report_data(finished_run))
+    assert "demonstrated by the environment: 88 (67.2 %)" in page
+    assert 'several orders <span class="number">101</span> · window' in page
 
 
 def test_a_task_is_shown_before_and_after(finished_run: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import get_args
 
 import msgspec
@@ -34,6 +34,8 @@ class ColdStartReport(Record, frozen=True):
     negatives: int
     sources: dict[str, int]
     """Kept trajectories by source: policy, guided, demonstration."""
+    families: dict[str, int]
+    """Kept trajectories by family of task."""
 
 
 def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None, ColdStartReport]:
@@ -46,6 +48,7 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
     )
     rng = stream(session.recipe.seed, "cold_start", stage.title)
     pool = session.tasks("train")
+    _check_families(stage, {task.family for task in pool})
     tasks = draw_in_turn(pool, len(pool), rng)
     sampled_tasks, rest = tasks[: stage.tasks], tasks[stage.tasks :]
     sampled = _sample(session, stage, sampled_tasks)
@@ -54,9 +57,10 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
     efficient = [t for t in stable if _efficient(t, stage.efficiency_ratio)]
     demonstrated = _demonstrate(session, stage, rest or tasks, len(efficient))
     failures = [t for t in sampled if t.solved is False]
-    session.keep(POSITIVES, efficient + demonstrated)
+    positives = efficient + demonstrated
+    session.keep(POSITIVES, positives)
     session.keep(NEGATIVES, failures)
-    sources = Counter(t.provenance.source for t in efficient + demonstrated)
+    sources = Counter(t.provenance.source for t in positives)
     report = ColdStartReport(
         sampled=len(sampled),
         successes=len(successes),
@@ -64,8 +68,18 @@ def cold_start_stage(session: Session, stage: ColdStart) -> tuple[Metrics | None
         efficient=len(efficient),
         negatives=len(failures),
         sources={source: sources[source] for source in get_args(Source)},
+        families=dict(sorted(Counter(t.family for t in positives).items())),
     )
     return (compute_metrics(sampled) if sampled else None), report
+
+
+def _check_families(stage: ColdStart, known: Set[str]) -> None:
+    unknown = sorted(stage.demonstration_weights.keys() - known)
+    require(
+        not unknown,
+        f"stages.{stage.title}.demonstration_weights",
+        f"expected families of the training tasks, which are {', '.join(sorted(known))}; got {', '.join(unknown)}",
+    )
 
 
 def _sample(session: Session, stage: ColdStart, tasks: Sequence[Task]) -> list[Trajectory]:
@@ -145,8 +159,10 @@ def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], samp
     count = stage.demonstrations
     if stage.max_demonstration_share < 1.0:
         count = min(count, int(sampled * stage.max_demonstration_share / (1 - stage.max_demonstration_share)))
-    chosen = [tasks[index % len(tasks)] for index in range(count)]
     rng = stream(session.recipe.seed, "demonstrations", stage.title)
+    if stage.demonstration_weights:
+        tasks = draw_in_turn(tasks, len(tasks), rng, stage.demonstration_weights)
+    chosen = [tasks[index % len(tasks)] for index in range(count)]
     specs: list[EpisodeSpec] = [
         session.spec(
             task,

@@ -16,6 +16,7 @@ from deedrl.config import (
     Many,
     ManyOrNone,
     NonNegative,
+    PositiveFloat,
     PositiveInt,
     Share,
     require,
@@ -83,6 +84,9 @@ class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
     """Keeps a success of at most this many times the shortest known number of steps."""
     demonstrations: ManyOrNone = 0
     """Trajectories played by the environment's own ``demonstrate``, on tasks that sampling does not use."""
+    demonstration_weights: dict[str, PositiveFloat] = {}
+    """How often a family is demonstrated relative to the others, by family, 1 where it is missing; for jobs of which
+    some kinds are rarely shown, and to leave reinforcement something to teach."""
     max_demonstration_share: Share = 1.0
     """Ceiling on the share of demonstrations among the positives."""
 

@@ -93,6 +93,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageRow, ...]
     series: tuple[Series, ...]
     sources: tuple[SourceShare, ...]
+    taught: tuple[tuple[str, int], ...]
+    """Families of the trajectories that `sources` count, and how many of each; empty where a stage did not say."""
     correlation: tuple[float | None, float | None]
     """Reward–completion correlation before and after."""
     splits: tuple[tuple[str, int, str], ...]
@@ -127,6 +129,7 @@ def report_data(folder: Path) -> ReportData:
         stages=tuple(_stages(events, summary)),
         series=series,
         sources=_sources(events),
+        taught=tuple(sorted(_kept(events, "families").items())),
         correlation=(before.get("reward_completion_correlation"), after.get("reward_completion_correlation")),
         splits=_splits(before, after),
         spread=_spread(after),
@@ -197,11 +200,8 @@ def _stages(events: list[dict[str, Any]], summary: Mapping[str, Any]) -> Iterato
 
 
 def _sources(events: list[dict[str, Any]]) -> tuple[SourceShare, ...]:
-    """Shares of the trajectories taught, from ``sources: {name: count}`` in the metrics of the stages."""
-    counts: dict[str, int] = defaultdict(int)
-    for result in finished_stages(events).values():
-        for name, count in (result.metrics.get("sources") or {}).items():
-            counts[str(name)] += int(count)
+    """Shares of the trajectories taught, by source."""
+    counts = _kept(events, "sources")
     total = sum(counts.values())
     order = [name for name in SOURCE_TITLES if name in counts] + [name for name in counts if name not in SOURCE_TITLES]
     return tuple(
@@ -209,6 +209,15 @@ def _sources(events: list[dict[str, Any]]) -> tuple[SourceShare, ...]:
         for name in order
         if total
     )
+
+
+def _kept(events: list[dict[str, Any]], by: str) -> dict[str, int]:
+    """The stages' own counts ``{by: {name: count}}``, added up."""
+    counts: dict[str, int] = defaultdict(int)
+    for result in finished_stages(events).values():
+        for name, count in (result.metrics.get(by) or {}).items():
+            counts[str(name)] += int(count)
+    return counts
 
 
 def _splits(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, int, str], ...]:
