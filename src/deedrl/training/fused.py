@@ -7,6 +7,7 @@ one before attention and one after it. What is cheap to make again (norms, the g
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -244,18 +245,30 @@ def compare(layer: Any, replacement: FusedTrainingLayer, decoder: Any) -> None:
 
     # Small, so that the output is what the layer adds; a part that is left out cannot hide behind its input.
     hidden, direction = (0.01 * random()).requires_grad_(), random()
+    in_full = deepcopy(layer).float()
+    expected, found = (_computed(part, _trained(layer), hidden, direction, decoder) for part in (layer, replacement))
+    exact = _computed(in_full, _trained(in_full), hidden.float(), direction.float(), decoder)
+    for of_layer, given, of_exact in zip(expected, found, exact, strict=True):
+        if of_layer is not None and bool(of_layer.any()):
+            given = of_layer.new_zeros(1) if given is None else given
+            check_distance(layer, of_layer, given, decoder.dtype, of_exact)
+
+
+def _trained(layer: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
+
+
+def _computed(
+    part: Any, adapters: Sequence[Tensor], hidden: Tensor, direction: Tensor, decoder: Any
+) -> list[Tensor | None]:
+    """What `part` adds to `hidden`, and the gradients of input and `adapters` that `direction` at its output gives."""
+    rows, tokens = _TRIED
     positions = torch.arange(tokens).expand(rows, -1)
     options = {"position_ids": positions, "position_embeddings": decoder.rotary_emb(hidden, position_ids=positions)}
-    adapters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-    found = []
-    for part in (layer, replacement):
-        output = part(hidden, **options, layout=TreeLayout([], rows, tokens, decoder))
-        if not isinstance(output, Tensor):
-            raise NotFused(f"{type(layer).__name__} returns more than hidden states")
-        gradients = torch.autograd.grad(output, [hidden, *adapters], direction, allow_unused=True)
-        # That of the input is mostly `direction` itself, as the output is mostly the input.
-        found.append([output - hidden, gradients[0] - direction, *gradients[1:]])
-    for expected, given in zip(*found, strict=True):
-        if expected is not None and bool(expected.any()):
-            given = expected.new_zeros(1) if given is None else given
-            check_distance(layer, expected, given, decoder.dtype, roundings=3)
+    output = part(hidden, **options, layout=TreeLayout([], rows, tokens, decoder))
+    if not isinstance(output, Tensor):
+        raise NotFused(f"{type(part).__name__} returns more than hidden states")
+    gradients = torch.autograd.grad(output, [hidden, *adapters], direction, allow_unused=True)
+    # That of the input is mostly `direction` itself, as the output is mostly the input.
+    below = None if gradients[0] is None else gradients[0] - direction
+    return [output - hidden, below, *gradients[1:]]
