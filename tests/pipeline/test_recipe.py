@@ -94,6 +94,7 @@ def test_C02_group_of_one_is_refused() -> None:
         ("stages.grpo.patience_steps=5", None),
         ("stages.sft.epochs=2", "expected exactly one of steps and epochs"),
         ("stages.sft.target_completion=0.7", "stages.sft.target_completion: expected validate_every above 0"),
+        ("stages.sft.target_family_completion=0.2", "target_family_completion: expected target_completion with it"),
         ("stages.sft.final_learning_rate=1", "expected at most learning_rate"),
         ("tasks.validation=0", "validation needs tasks"),
         ("tasks.test_unseen=0", None),

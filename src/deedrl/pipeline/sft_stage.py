@@ -26,27 +26,28 @@ def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
     session.rest_policies()
     learner = Learner(session.loaded)
     checkpoints = session.checkpoints(stage.title)
-    start, score = 0, None
+    start, reached = 0, False
     if (saved := checkpoints.latest()) is not None:
         learner.load_tensors(saved.tensors)
-        start, score = saved.step, saved.score
+        start, reached = saved.step, bool(saved.state.get("target_reached"))
         session.weights_changed(f"{stage.title}:{start}")
     done = start
     figures: dict[str, float] = {}
     with session.context.progress.bar(stage.title, total=steps, unit="step", done=start) as bar:
         for step, batch in enumerate(islice(order, start, None), start=start):
-            if stage.good_enough(score):
+            if reached:
                 break
             done = step + 1
             figures = _one_step(session, stage, learner, [samples[index] for index in batch], step, steps)
             score = None
             if stage.validates(done):
-                score = validate(session, stage.title, done, stage.validation_tasks).completion_rate.value
+                metrics = validate(session, stage.title, done, stage.validation_tasks)
                 session.rest_policies()
+                score, reached = metrics.completion_rate.value, stage.good_enough(metrics)
                 figures["validation_completion"] = score or 0.0
             session.context.tracker.log(figures, step=done, stage=stage.title)
-            if done % session.recipe.checkpoints.every_steps == 0 or done == steps or stage.good_enough(score):
-                checkpoints.save(done, learner.tensors(), {}, score)
+            if done % session.recipe.checkpoints.every_steps == 0 or done == steps or reached:
+                checkpoints.save(done, learner.tensors(), {"target_reached": reached}, score)
             bar.advance(loss=figures["loss"])
     session.save_policy()
     return figures | {"samples": float(len(samples)), "steps": float(done)}

@@ -21,6 +21,7 @@ from deedrl.config import (
     Share,
     require,
 )
+from deedrl.evaluation.metrics import Metrics
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
@@ -125,16 +126,21 @@ class Sft(TrainingSettings, frozen=True, kw_only=True, tag="sft"):
     target_completion: Annotated[float, Meta(gt=0, le=1)] | None = None
     """The stage ends at the first validation that reaches this: what is learnt by imitation varies with the
     demonstrations drawn, and reinforcement has little to tell from a policy that succeeds almost always."""
+    target_family_completion: Share = 0.0
+    """`target_completion` counts only where every family reaches this: where nothing succeeds, reinforcement has
+    nothing to reinforce."""
 
     def validates(self, done: int) -> bool:
         """Whether there is a validation after so many steps."""
         return self.validate_every > 0 and done >= self.validate_from and done % self.validate_every == 0
 
-    def good_enough(self, completion: float | None) -> bool:
-        """Whether a validated completion (None: there was no validation) ends the stage."""
+    def good_enough(self, metrics: Metrics) -> bool:
+        """Whether what a validation found ends the stage."""
+        completion = metrics.completion_rate.value
         if completion is None or self.target_completion is None:
             return False
-        return completion >= self.target_completion
+        by_family = [group.completion_rate.value or 0.0 for group in metrics.by_family.values()]
+        return completion >= self.target_completion and min(by_family, default=1.0) >= self.target_family_completion
 
     def validate(self, path: str) -> None:
         given = [name for name in ("steps", "epochs") if getattr(self, name) is not None]
@@ -149,6 +155,11 @@ class Sft(TrainingSettings, frozen=True, kw_only=True, tag="sft"):
             self.target_completion is None or self.steps is None or self.validate_from <= self.steps,
             f"{path}.validate_from",
             f"expected at most steps ({self.steps}) where target_completion is set, got {self.validate_from}",
+        )
+        require(
+            self.target_completion is not None or self.target_family_completion == 0,
+            f"{path}.target_family_completion",
+            "expected target_completion with it, which it is a condition of; got none",
         )
 
 
