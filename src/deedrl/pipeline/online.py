@@ -5,7 +5,8 @@ The best validated policy stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -26,6 +27,7 @@ from deedrl.pipeline.validation import Validations, keep_best, validated
 from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
+from deedrl.training.averaging import WeightAverage
 from deedrl.training.kl_control import controlled_coefficient
 from deedrl.training.policy_gradient import PolicyUpdate
 from deedrl.types import Task, Trajectory
@@ -38,12 +40,14 @@ Sampled = TypeVar("Sampled")
 
 
 class Trainee(Protocol):
-    """What is trained, saved and restored; `parameters` and `snapshot` are the policy's alone."""
+    """What is trained, saved and restored; `parameters`, `snapshot` and `restore` are the policy's alone."""
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]: ...
 
     def snapshot(self) -> list[Tensor]: ...
+
+    def restore(self, snapshot: Sequence[Tensor]) -> None: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
 
@@ -110,11 +114,12 @@ def train_online(
     reference policy, which gives its figures.
     """
     checkpoints = session.checkpoints(stage.title)
-    start, best, reference = _resume(session, stage, learner, checkpoints)
+    average = WeightAverage(stage.ema_decay)
+    start, best, reference = _resume(session, stage, learner, checkpoints, average)
     figures: dict[str, float] = {}
     progress = session.context.progress
     if stage.validate_every and start == 0:
-        best = _validated(session, stage, learner, checkpoints, reference, 0, Validations())
+        best = _validated(session, stage, checkpoints, _state(learner, reference), 0, Validations())
 
     def sampled(step: int) -> Sampled:
         return sample(step, tasks(step, family_weights(best.solved, stage.failure_weight)))
@@ -133,11 +138,15 @@ def train_online(
             number = step + 1
             reference = next_reference(stage, reference, figures)
             session.weights_changed(f"{stage.title}:{number}")
+            if stage.ema_decay:
+                average.add(learner.parameters, number)
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
             if due:
-                best = _validated(session, stage, learner, checkpoints, reference, number, best)
+                state = _state(learner, reference, average)
+                with _acting(session, stage, learner, average, number):
+                    best = _validated(session, stage, checkpoints, state, number, best)
             elif number % session.recipe.checkpoints.every_steps == 0:
-                checkpoints.save(number, _with_reference(learner, reference), best.state())
+                checkpoints.save(number, _state(learner, reference, average), best.state())
             session.context.tracker.log(figures, step=number, stage=stage.title)
             if session.run.writes:
                 warn(session, stage.title, *stability_alarms(session.run.folder, stage.title, number))
@@ -194,29 +203,52 @@ def warn(session: Session, stage: str, *alarms: str | None) -> None:
 def _validated(
     session: Session,
     stage: OnlineSettings,
-    learner: Trainee,
     checkpoints: CheckpointFolder,
-    reference: Reference,
+    state: Mapping[str, Tensor],
     step: int,
     best: Validations,
 ) -> Validations:
-    tensors = partial(_with_reference, learner, reference)
-    best = validated(session, stage.title, stage.validation_tasks, checkpoints, tensors, step, best)
+    """Validates the weights that act and saves `state`, which resuming needs."""
+    best = validated(session, stage.title, stage.validation_tasks, checkpoints, lambda: state, step, best)
     warn(session, stage.title, held_out_alarm(session.run.folder, stage.title, step))
     return best
 
 
-def _with_reference(learner: Trainee, reference: Reference) -> dict[str, Tensor]:
-    return learner.tensors() | reference.tensors(learner.parameters)
+@contextmanager
+def _acting(
+    session: Session, stage: OnlineSettings, learner: Trainee, average: WeightAverage, step: int
+) -> Iterator[None]:
+    """The average of the weights in place of the latest, where one is taken."""
+    if not stage.ema_decay:
+        yield
+        return
+    latest = learner.snapshot()
+    learner.restore([average.values[name] for name in learner.parameters])
+    session.weights_changed(f"{stage.title}-average:{step}")
+    yield
+    learner.restore(latest)
+    session.weights_changed(f"{stage.title}:{step}")
+
+
+def _state(learner: Trainee, reference: Reference, average: WeightAverage | None = None) -> dict[str, Tensor]:
+    """What a checkpoint holds."""
+    averages = average.tensors() if average is not None else {}
+    return learner.tensors() | reference.tensors(learner.parameters) | averages
 
 
 def _resume(
-    session: Session, stage: OnlineSettings, learner: Trainee, checkpoints: CheckpointFolder
+    session: Session,
+    stage: OnlineSettings,
+    learner: Trainee,
+    checkpoints: CheckpointFolder,
+    average: WeightAverage,
 ) -> tuple[int, Validations, Reference]:
-    """Restores the newest checkpoint, the reference included; step 0 and no validations if the stage starts afresh."""
+    """Restores the newest checkpoint, reference and `average` included; step 0 and no validations if the stage starts
+    afresh."""
     saved = checkpoints.latest()
     if saved is None:
         return 0, Validations(), Reference(learner.snapshot(), stage.kl_coefficient)
     learner.load_tensors(saved.tensors)
+    average.load_tensors(saved.tensors, learner.parameters)
     session.weights_changed(f"{stage.title}:{saved.step}")
     return saved.step, Validations.from_state(saved.state), Reference.of_tensors(learner.parameters, saved.tensors)

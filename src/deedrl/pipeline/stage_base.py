@@ -104,6 +104,9 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     reasoning_check_every: Count = 0
     """Steps between measurements of how much the policy's reasoning depends on its prompt, each a forward pass over a
     few episodes; 0 never measures it."""
+    ema_decay: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Validated and kept is a moving average of the weights after each step, in which a step's weights count so many
+    times as much one step later; 0 keeps the weights themselves. Episodes to learn from are always the latest's."""
     failure_weight: NonNegative = 0.0
     """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
     max_staleness: Annotated[int, Meta(ge=0, le=1)] = 0

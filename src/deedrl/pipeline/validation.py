@@ -11,6 +11,7 @@ from torch import Tensor
 from deedrl.evaluation.metrics import Metrics, compute_metrics
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.session import Session
+from deedrl.training.averaging import averaged_weights
 
 
 def validate(session: Session, stage: str, step: int, tasks: int) -> Metrics:
@@ -111,6 +112,6 @@ def keep_best(session: Session, learner: Restorable, checkpoints: CheckpointFold
     """The best validated weights become the policy of the run (case F20)."""
     best = checkpoints.best()
     if best is not None:
-        learner.load_tensors(best.tensors)
+        learner.load_tensors(averaged_weights(best.tensors))
         session.weights_changed(f"{stage}:{best.step}")
     session.save_policy()

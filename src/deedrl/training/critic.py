@@ -180,6 +180,10 @@ class ActorCritic:
         """A copy of the policy's parameters, in the order of `parameters`."""
         return self.policy.snapshot()
 
+    def restore(self, snapshot: Sequence[Tensor]) -> None:
+        """Puts the values of a `snapshot` back."""
+        self.policy.restore(snapshot)
+
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and moments of both by name, for a safetensors file."""
         own = self.critic.optimiser.tensors()
