@@ -33,6 +33,8 @@ from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapt
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
 from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Mine, Sft
+from deedrl.policies.local.device import chosen_device
+from deedrl.policies.local.device import peak_gb as device_peak_gb
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
 from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker
@@ -56,6 +58,8 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
             begin = time.monotonic()
             outcome = _run_stage(session, stage)
             outcome |= {"policy_version": session.policy_version, "peak_memory_gb": peak_gb()}
+            if (of_device := device_peak_gb(chosen_device(recipe.model.device))) is not None:
+                outcome["peak_device_memory_gb"] = of_device
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
             if run.writes:
                 write_summary(run.folder / SUMMARY, summary_of(recipe, run))
