@@ -45,7 +45,9 @@ def chosen_device(name: str = "auto", environ: Mapping[str, str] = os.environ) -
             f"model.device: {asks} wants {device.type}:{index}, and torch sees {count} of them, counted from 0; start "
             "one process for each, or take cpu"
         )
-    torch.accelerator.set_device_index(index)
+    module = getattr(torch, device.type)
+    if hasattr(module, "set_device"):
+        module.set_device(index)
     return torch.device(device.type, index)
 
 
