@@ -1,4 +1,4 @@
-"""A whole run on an accelerator against one on the processor, as far as that can be known without one: see `pretended`."""
+"""Runs on an accelerator against runs on the processor: on a CUDA device, and without one on a pretended one."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Number type of the base weights; ``auto`` is bf16 where the hardware multiplies it fast, else fp32."""
     device: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,4})?$")] = "auto"
-    """Where it computes: ``auto`` (the accelerator that torch sees, else the processor), ``cpu``, ``cuda``, ``cuda:1``, …
-    It may be another one when a run is resumed."""
+    """Where it computes: ``auto`` (the accelerator that torch sees, else the processor), ``cpu``, ``cuda``, ``cuda:1``,
+    …; a run may be resumed on another."""
     adapter: AdapterSettings | None = AdapterSettings()
     """The LoRA adapter that is trained; null trains all weights."""
     chat_template: str | None = None

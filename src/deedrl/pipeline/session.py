@@ -156,7 +156,9 @@ class Session:
             source = str(self.run.adapter_folder)
         # All weights are trained where there is no adapter, and in bf16 small updates round to nothing.
         dtype = "fp32" if settings.adapter is None and settings.dtype == "auto" else settings.dtype
-        base = load_model(source, dtype=dtype, chat_template=settings.chat_template, device=chosen_device(settings.device))
+        base = load_model(
+            source, dtype=dtype, chat_template=settings.chat_template, device=chosen_device(settings.device)
+        )
         if settings.adapter is None:
             for parameter in base.model.parameters():
                 parameter.requires_grad_(True)

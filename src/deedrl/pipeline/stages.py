@@ -44,6 +44,7 @@ from deedrl.training import processes
 def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection[str] | None = None) -> None:
     """Runs the stages called `only` (None: all); writes ``summary.json`` after each stage."""
     _refuse_reward_models_together(recipe)
+    device = chosen_device(recipe.model.device)
     names = ["jsonl", *recipe.tracking] if run.writes else []
     with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
         session = Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
@@ -58,7 +59,7 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
             begin = time.monotonic()
             outcome = _run_stage(session, stage)
             outcome |= {"policy_version": session.policy_version, "peak_memory_gb": peak_gb()}
-            if (of_device := device_peak_gb(chosen_device(recipe.model.device))) is not None:
+            if (of_device := device_peak_gb(device)) is not None:
                 outcome["peak_device_memory_gb"] = of_device
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
             if run.writes:

@@ -177,9 +177,7 @@ def put_adapter_beside(model: Any, name: str, whose: str, saved: Path | None = N
 def _load(model: Any, name: str, folder: Path) -> None:
     check_adapter(folder)
     try:
-        found = model.load_adapter(
-            str(folder), adapter_name=name, is_trainable=False, torch_device=str(model.device)
-        )
+        found = model.load_adapter(str(folder), adapter_name=name, is_trainable=False, torch_device=str(model.device))
     except Exception as error:
         # PEFT says what does not fit in exceptions of a dozen kinds.
         raise ModelError(f"{folder}: cannot put this adapter on the model: {in_short(error)}") from error

@@ -31,7 +31,9 @@ def chosen_device(name: str = "auto", environ: Mapping[str, str] = os.environ) -
         return torch.device("cpu")
     count = _available(device.type)
     if not count:
-        raise ConfigError(f"model.device: torch sees no '{device.type}' here; take auto or cpu, or install a torch for it")
+        raise ConfigError(
+            f"model.device: torch sees no '{device.type}' here; take auto or cpu, or install a torch for it"
+        )
     rank, processes = _number(_LOCAL_RANKS, environ), _number(_LOCAL_SIZES, environ)
     if device.index is not None and processes > 1:
         raise ConfigError(

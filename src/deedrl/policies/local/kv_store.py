@@ -108,7 +108,9 @@ class PrefixLayout:
 
     def __init__(self, tokens: int, model: Any) -> None:
         self.blocks: list[tuple[Tensor, Tensor]] = []
-        self._mask = folded_mask(causal_own_mask(torch.zeros(1, dtype=torch.long, device=model.device), tokens, tokens), model)
+        self._mask = folded_mask(
+            causal_own_mask(torch.zeros(1, dtype=torch.long, device=model.device), tokens, tokens), model
+        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self.blocks.append((key, value))

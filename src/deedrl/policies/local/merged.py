@@ -4,8 +4,8 @@ Unmerged, an adapter costs two more small products and two more passes over the 
 every token; and a product of few rows with a weight in its plain layout spends much of its time on rearranging the
 weight. Sampling pays both thousands of times between two updates; the copy is made once after each.
 
-On an accelerator there is no copy: its memory is what a model hardly fits into, and sampling runs the model's own layers
-as updates do.
+On an accelerator there is no copy, for its memory hardly holds the model once: sampling runs the model's own layers, as
+updates do.
 """
 
 from __future__ import annotations
