@@ -33,8 +33,7 @@ from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapt
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
 from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Mine, Sft
-from deedrl.policies.local.device import chosen_device
-from deedrl.policies.local.device import peak_gb as device_peak_gb
+from deedrl.policies.local.device import chosen_device, device_peak_gb
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
 from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from deedrl.errors import ConfigError
-from deedrl.policies.local.device import chosen_device, message_backend, multiplies_bf16, own_random_streams, peak_gb
+from deedrl.policies.local.device import (
+    chosen_device,
+    message_backend,
+    multiplies_bf16,
+    own_random_streams,
+    device_peak_gb,
+)
 
 
 @pytest.fixture
@@ -96,5 +102,5 @@ def test_what_a_block_draws_leaves_no_trace():
 
 
 def test_a_processor_has_no_memory_of_its_own():
-    assert peak_gb(torch.device("cpu")) is None
+    assert device_peak_gb(torch.device("cpu")) is None
     assert isinstance(multiplies_bf16(torch.device("cpu")), bool)

@@ -91,7 +91,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "xpu"
 
 
-def peak_gb(device: torch.device) -> float | None:
+def device_peak_gb(device: torch.device) -> float | None:
     """The most that tensors took on a CUDA device so far, in GB (10^9 bytes); None on others."""
     return torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
 

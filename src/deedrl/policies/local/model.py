@@ -91,9 +91,9 @@ def load_model(
 ) -> LoadedModel:
     """Loads `path` (``embedded``, a folder, or a hub id) in evaluation mode, ready to sample.
 
-    dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the hardware multiplies it natively). `chat_template` is ``chatml``
-    or a Jinja file. The model is on `device`, and all that computes with it follows it there. Raises ModelError when
-    the model is missing, out of reach, pickled or broken, or its chat template cannot carry training.
+    dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the hardware multiplies it natively). `chat_template` is
+    ``chatml`` or a Jinja file. The model is on `device`, and all that computes with it follows it there. Raises
+    ModelError when the model is missing, out of reach, pickled or broken, or its chat template cannot carry training.
     """
     folder = str(embedded_model_folder()) if path == EMBEDDED else path
     if Path(folder).is_dir():
