@@ -8,10 +8,10 @@ import torch
 from deedrl.errors import ConfigError
 from deedrl.policies.local.device import (
     chosen_device,
+    device_peak_gb,
     message_backend,
     multiplies_bf16,
     own_random_streams,
-    device_peak_gb,
 )
 
 
