@@ -20,6 +20,7 @@ from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.reward_model_folder import place
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.stages import export_policy, run_recipe
+from deedrl.policies.local import attention
 from deedrl.policies.local.attention import install
 from deedrl.policies.local.device import chosen_device
 from deedrl.policies.local.engine import Engine
@@ -290,9 +291,13 @@ def test_tensors_of_two_devices_do_not_mix(device: torch.device) -> None:
     assert (there[torch.tensor([1])].cpu() + here[:1]).tolist() == [[2.0, 2.0]]
 
 
-@needs_cuda
-def test_bf16_sampling_and_updates_on_cuda_agree(data: dict[str, Any]) -> None:
-    device = chosen_device("cuda")
+@pytest.mark.parametrize("kind", ["processor", pytest.param("cuda", marks=needs_cuda)])
+def test_bf16_sampling_and_updates_agree(data: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor by the code that an accelerator would run."""
+    device = chosen_device("cuda" if kind == "cuda" else "cpu")
+    if kind == "processor":
+        monkeypatch.setattr(attention, "_FUSED", "none")
+        monkeypatch.setattr(SamplingModel, "_copy", SamplingModel._share)
     base = load_model(data["model"]["path"], dtype="bf16", device=device)
     loaded = load_adapter(base, Path(data["model"]["start_adapter"]))
     engine = Engine(loaded.model, stop_ids=[0])
@@ -312,6 +317,7 @@ def test_bf16_sampling_and_updates_on_cuda_agree(data: dict[str, Any]) -> None:
         for turn in turns
     ]
     batches = pack(samples, micro_batch_tokens=256)
+    assert engine._weights._decoder is engine._weights._source
     found = Learner(loaded).logprobs(batches)
     gaps = torch.cat([(batch.logprobs - values).abs() for batch, values in zip(batches, found, strict=True)])
     assert float(gaps.mean()) < 0.03

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deedrl.errors import ConfigError
+from deedrl.policies.local.attention import attend_few
 from deedrl.policies.local.device import (
     chosen_device,
     device_peak_gb,
@@ -104,3 +105,16 @@ def test_what_a_block_draws_leaves_no_trace():
 def test_a_processor_has_no_memory_of_its_own():
     assert device_peak_gb(torch.device("cpu")) is None
     assert isinstance(multiplies_bf16(torch.device("cpu")), bool)
+
+
+def test_scores_of_attention_are_float32_whatever_surrounds_them():
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (8 * torch.randn(2, 3, 5, 16, generator=generator) for _ in range(3))
+    query, keys, values = (tensor.to(torch.bfloat16) for tensor in (query, keys, values))
+    bias = torch.zeros(1)
+    alone = attend_few(query, keys, values, bias, 0.25)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = attend_few(query, keys, values, bias, 0.25)
+    expected = (0.25 * query.double() @ keys.double().transpose(-1, -2)).logsumexp(-1, keepdim=True)
+    for part in (alone, inside):
+        torch.testing.assert_close(part.logsum.double(), expected, rtol=0, atol=1e-4)

@@ -94,8 +94,10 @@ def attend_few(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scalin
 
     query [B, K, N, D]; keys, values [B, K, S, D]; bias [B, 1, N, S] float32 (0 or -inf), no line of it all -inf.
     """
-    # Rounded to bf16, scores would be further from those of fused attention than sampling may be from training.
-    scores = ((query.float() * scaling) @ keys.float().transpose(-1, -2)).add_(bias)
+    # Rounded to bf16, as a product under autocast is too, scores would be further from those of fused attention than
+    # sampling may be from training.
+    with torch.autocast(query.device.type, enabled=False):
+        scores = ((query.float() * scaling) @ keys.float().transpose(-1, -2)).add_(bias)
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)

@@ -99,7 +99,10 @@ class SamplingModel:
         if self._source.device.type == "cpu":
             self._copy()
         else:
-            self._decoder, self._head = self._source, self._source_head
+            self._share()
+
+    def _share(self) -> None:
+        self._decoder, self._head = self._source, self._source_head
 
     @torch.no_grad()
     def _copy(self) -> None:
