@@ -64,7 +64,7 @@ def _read(name: str) -> torch.device:
 
 def _available(kind: str) -> int:
     """How many devices of this kind torch can use."""
-    module = getattr(torch, kind, None)
+    module: Any = getattr(torch, kind, None)
     return int(module.device_count()) if hasattr(module, "is_available") and module.is_available() else 0
 
 
