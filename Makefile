@@ -6,7 +6,7 @@ EXTRAS ?= train,label,dev,tensorboard
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup test lint quickstart bench bench-peers clean
+.PHONY: setup test test-gpu lint quickstart bench bench-peers clean
 
 setup: $(READY)
 
@@ -23,7 +23,12 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --cov=deedrl --cov-report=term:skip-covered --cov-fail-under=85
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --cov=deedrl --cov-report=term:skip-covered --cov-fail-under=85
+
+# On a machine with a CUDA device, and a torch for it in $(VENV).
+test-gpu: $(READY)
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
+	$(BIN)/python -m pytest tests/pipeline/test_devices.py -k cuda -rs
 
 quickstart: $(READY)
 	$(BIN)/deedrl run recipes/quickstart.yaml --out runs/quickstart

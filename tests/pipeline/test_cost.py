@@ -56,6 +56,18 @@ def test_twice_the_cores_take_half_the_time() -> None:
     assert estimate(recipe, two).seconds == pytest.approx(estimate(recipe, LAPTOP).seconds / 2)
 
 
+def test_each_gpu_holds_the_whole_model_and_they_share_the_time() -> None:
+    recipe = made({"stage": "grpo"})
+    one, two = (
+        estimate(recipe, Machine(cores=2, memory_bytes=8 * GIB, fast_bf16=False, gpus=(("GPU", 24 * GIB),) * count))
+        for count in (1, 2)
+    )
+    assert two.memory == one.memory
+    assert two.seconds == pytest.approx(one.seconds / 2)
+    assert any("torchrun --nproc_per_node 2" in note for note in two.notes)
+    assert not any("torchrun" in note for note in one.notes)
+
+
 def test_episodes_of_each_stage() -> None:
     recipe = made(
         {"stage": "baseline", "repeats": 2, "also_unseen": True},

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deedrl.errors import ConfigError
-from deedrl.planning.machine import GIB, detect_machine, parse_gpus, span
+from deedrl.planning.machine import GIB, Machine, detect_machine, parse_gpus, span, used_by
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,12 @@ def test_this_machine_is_described() -> None:
 @pytest.mark.parametrize(("seconds", "words"), [(3, "3 s"), (600, "10 min"), (9000, "2 h"), (10 * 86400, "10 days")])
 def test_times_in_words(seconds: float, words: str) -> None:
     assert span(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [("auto", ("a", "b")), ("cuda", ("a", "b")), ("cuda:1", ("b",)), ("cuda:7", ()), ("cpu", ()), ("mps", ())],
+)
+def test_what_a_recipe_computes_on(device: str, names: tuple[str, ...]) -> None:
+    machine = Machine(cores=2, memory_bytes=8 * GIB, fast_bf16=False, gpus=(("a", 24 * GIB), ("b", 24 * GIB)))
+    assert tuple(name for name, _ in used_by(device, machine).gpus) == names

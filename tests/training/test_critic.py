@@ -81,7 +81,7 @@ def plain_values(plain, head, sample):
 
 
 def test_a_fresh_head_says_nothing_of_any_state(kit):
-    head = ValueHead(64)
+    head = ValueHead(kit.load().model)
     assert head(torch.randn(3, 64)).tolist() == [0, 0, 0]
     assert head(torch.randn(2, 64, dtype=torch.bfloat16)).dtype == torch.float32
 

@@ -55,11 +55,11 @@ def show_plan(recipe: Recipe) -> None:
     from deedrl.errors import ModelError
     from deedrl.pipeline.bounds import training_findings
     from deedrl.pipeline.cost import estimate, estimate_text
-    from deedrl.planning.machine import detect_machine
+    from deedrl.planning.machine import detect_machine, used_by
     from deedrl.redaction import redact
 
     typer.echo(dump_yaml(redact(to_plain(recipe))))
-    machine = detect_machine()
+    machine = used_by(recipe.model.device, detect_machine())
     try:
         lines = estimate_text(estimate(recipe, machine), machine)
     except ModelError as error:  # the recipe may be right all the same

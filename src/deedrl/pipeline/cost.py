@@ -95,6 +95,8 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
     notes = [] if shape.known else [f"size of {recipe.model.path} guessed from its name"]
     if machine.gpus:
         notes.append(DATA_SHEETS)
+    if len(machine.gpus) > 1:
+        notes.append(f"one process a GPU: torchrun --nproc_per_node {len(machine.gpus)} -m deedrl run …")
     return Estimate(
         stages=stages,
         model=shape,
@@ -130,7 +132,7 @@ def _memory_settings(recipe: Recipe, stage: Learns, machine: Machine, bf16: bool
         tuning="full" if adapter is None else "lora",
         rank=1 if adapter is None else adapter.rank,
         bf16=bf16,
-        gpus=len(machine.gpus),
+        gpus=min(len(machine.gpus), 1),  # each holds all that one would
         load=load,
         overlapped=isinstance(stage, Grpo) and stage.max_staleness > 0,
     )

@@ -88,6 +88,9 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     """``embedded`` (SmolLM2-135M-Instruct), a local folder in transformers' format, or a hub id."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Number type of the base weights; ``auto`` is bf16 where the hardware multiplies it fast, else fp32."""
+    device: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,4})?$")] = "auto"
+    """Where it computes: ``auto`` (the accelerator that torch sees, else the processor), ``cpu``, ``cuda``, ``cuda:1``,
+    …; a run may be resumed on another."""
     adapter: AdapterSettings | None = AdapterSettings()
     """The LoRA adapter that is trained; null trains all weights."""
     chat_template: str | None = None
@@ -357,8 +360,10 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def config_hash(recipe: Recipe) -> str:
-    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers and checkpoint rhythm cannot."""
+    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers and checkpoint rhythm cannot, and
+    the device no more than the number of processes: by rounding."""
     data = to_plain(recipe)
+    data["model"] = {key: value for key, value in data["model"].items() if key != "device"}
     return fingerprint({key: value for key, value in data.items() if key not in _LOCATION_FIELDS})
 
 

@@ -22,6 +22,7 @@ from deedrl.pipeline.bounds import training_findings
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
 from deedrl.pipeline.rendering import check_room
+from deedrl.policies.local.device import chosen_device
 from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, load_model
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.policy import Policy
@@ -155,7 +156,9 @@ class Session:
             source = str(self.run.adapter_folder)
         # All weights are trained where there is no adapter, and in bf16 small updates round to nothing.
         dtype = "fp32" if settings.adapter is None and settings.dtype == "auto" else settings.dtype
-        base = load_model(source, dtype=dtype, chat_template=settings.chat_template)
+        base = load_model(
+            source, dtype=dtype, chat_template=settings.chat_template, device=chosen_device(settings.device)
+        )
         if settings.adapter is None:
             for parameter in base.model.parameters():
                 parameter.requires_grad_(True)

@@ -33,6 +33,7 @@ from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapt
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_stage
 from deedrl.pipeline.stage_settings import AnyStage, Baseline, ColdStart, Evaluate, Mine, Sft
+from deedrl.policies.local.device import chosen_device, device_peak_gb
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
 from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker
@@ -42,6 +43,7 @@ from deedrl.training import processes
 def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection[str] | None = None) -> None:
     """Runs the stages called `only` (None: all); writes ``summary.json`` after each stage."""
     _refuse_reward_models_together(recipe)
+    device = chosen_device(recipe.model.device)
     names = ["jsonl", *recipe.tracking] if run.writes else []
     with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
         session = Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
@@ -56,6 +58,8 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
             begin = time.monotonic()
             outcome = _run_stage(session, stage)
             outcome |= {"policy_version": session.policy_version, "peak_memory_gb": peak_gb()}
+            if (of_device := device_peak_gb(device)) is not None:
+                outcome["peak_device_memory_gb"] = of_device
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
             if run.writes:
                 write_summary(run.folder / SUMMARY, summary_of(recipe, run))

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from deedrl.config import Settings
 from deedrl.errors import ConfigError
 
@@ -61,6 +63,14 @@ def detect_machine() -> Machine:
     flags = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(cores=cores, memory_bytes=_free_memory(), fast_bf16="amx_bf16" in flags, gpus=tuple(gpus))
+
+
+def used_by(device: str, machine: Machine) -> Machine:
+    """The part of `machine` that a recipe's `model.device` computes on: of GPUs one, or all with a process for each."""
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cuda"):
+        return replace(machine, gpus=())
+    return replace(machine, gpus=machine.gpus[int(index) :][:1] if index else machine.gpus)
 
 
 def _free_memory() -> int:

@@ -143,7 +143,7 @@ def notes(request: Request) -> tuple[str, ...]:
     if request.algorithm == "ppo" and request.critic == "model":
         found.append("a second model as the critic is for comparison: recipes build value_head or adapter")
     if request.machine.gpus:
-        found.append(f"{DATA_SHEETS}; memory on GPUs is the formula's alone, for training runs on the processor so far")
+        found.append(f"{DATA_SHEETS}; memory on GPUs is the formula's alone")
     elif request.bf16:
         found.append("memory was checked by measurement in float32, not in bf16")
     return tuple(found)

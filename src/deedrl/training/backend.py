@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deedrl.policies.local.attention import install
+from deedrl.policies.local.device import adapter_precision
 from deedrl.training.chosen_logprob import chosen_logprobs
 from deedrl.training.fused import TrainingDecoder
 from deedrl.training.layout import Earlier, KeysValues, TreeLayout
@@ -43,7 +44,11 @@ class SharedPrefix:
 
 
 class LogprobModel(nn.Module):
-    """A causal model seen as a function from a `Batch` to the log-probabilities [N] of its action tokens."""
+    """A causal model seen as a function from a `Batch` to the log-probabilities [N] of its action tokens.
+
+    Batches and what is returned are on the processor, wherever the model is: losses of a few thousand numbers are
+    computed there, and only this class and `headed.ValueHead` know of the model's device.
+    """
 
     def __init__(self, model: Any, *, temperature: float = 1.0) -> None:
         super().__init__()
@@ -61,11 +66,11 @@ class LogprobModel(nn.Module):
         return self.logprobs(self.states(batch, prefix)[batch.slots], batch, with_entropy)
 
     def states(self, batch: Batch, prefix: SharedPrefix | None = None) -> Tensor:
-        """The last hidden states of all slots of the batch [slots, hidden].
+        """The last hidden states of all slots of the batch [slots, hidden], on the model's device.
 
         `prefix` is `shared_prefix` of this very batch's prefix; None computes it here, as a part of the graph.
         """
-        with _adapter_precision(self.model):
+        with adapter_precision(self.model):
             if prefix is None:
                 layers = self._keys_values(batch.prefix_ids)
             elif prefix.ids is batch.prefix_ids:
@@ -76,16 +81,17 @@ class LogprobModel(nn.Module):
 
     def logprobs(self, hidden: Tensor, batch: Batch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """As `forward`, from the hidden states at the batch's slots [M, hidden]."""
-        with _adapter_precision(self.model):
+        with adapter_precision(self.model):
             head = self.model.get_output_embeddings()
             logprobs, entropies = [], []
+            all_targets = batch.targets.to(hidden.device)
             for start in range(0, len(hidden), LOGITS_CHUNK):
-                part, targets = hidden[start : start + LOGITS_CHUNK], batch.targets[start : start + LOGITS_CHUNK]
+                part, targets = hidden[start : start + LOGITS_CHUNK], all_targets[start : start + LOGITS_CHUNK]
                 logprobs.append(self._chunk_logprobs(head, part, targets))
                 if with_entropy:
                     entropies.append(_chunk_entropy(head, part, self._temperature))
         spread = batch.predictions
-        return torch.cat(logprobs)[spread], torch.cat(entropies)[spread] if with_entropy else None
+        return torch.cat(logprobs).cpu()[spread], torch.cat(entropies).cpu()[spread] if with_entropy else None
 
     def rest(self) -> None:
         """Gives up what was made of the weights for passes; a step is about to change them."""
@@ -93,7 +99,7 @@ class LogprobModel(nn.Module):
 
     def shared_prefix(self, ids: Tensor) -> SharedPrefix:
         """The prefix `ids` [P] of an update's batches (`Batch.prefix_ids`), for `forward`."""
-        with _adapter_precision(self.model):
+        with adapter_precision(self.model):
             return SharedPrefix(ids, self._keys_values(ids))
 
     def _hidden(self, batch: Batch, prefix: KeysValues) -> Tensor:
@@ -117,6 +123,7 @@ class LogprobModel(nn.Module):
         rows, tokens = ids.shape
         layout = TreeLayout(earlier, rows, tokens, self.model)
         positions = starts[:, None] + torch.arange(tokens)[None]
+        ids, positions = ids.to(self.model.device), positions.to(self.model.device)
         return self._decoder.hidden(ids, positions, layout), layout.kept
 
     def _chunk_logprobs(self, head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -128,23 +135,7 @@ class LogprobModel(nn.Module):
         return _plain_logprobs(head, hidden, targets, self._temperature)
 
 
-# ---------------------------------------------------------------- precision and logits
-
-
-@contextmanager
-def _adapter_precision(model: Any) -> Iterator[None]:
-    """Products of a float32 adapter in the base model's own type, where that is smaller.
-
-    The adapter's parameters and gradients stay float32. Without this PEFT computes the adapter's part of every layer
-    in float32, and converts the layer's whole input for it.
-    """
-    with ExitStack() as stack:
-        if hasattr(model, "peft_config") and model.dtype in (torch.bfloat16, torch.float16):
-            from peft.helpers import disable_input_dtype_casting
-
-            stack.enter_context(disable_input_dtype_casting(model))
-            stack.enter_context(torch.autocast("cpu", dtype=model.dtype))
-        yield
+# ---------------------------------------------------------------- logits
 
 
 def _plain_logprobs(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:

@@ -25,7 +25,6 @@ from deedrl.training.headed import (
     put_adapter_beside,
     states_under,
     values_under,
-    width_of,
 )
 from deedrl.training.learner import Learner, Loss
 from deedrl.training.optimiser import Optimiser, accumulate, step_together
@@ -82,7 +81,7 @@ class HeadCritic:
 
     def __init__(self, policy: Learner, *, coefficient: float) -> None:
         self.policy = policy
-        self.head = ValueHead(width_of(policy.loaded.model))
+        self.head = ValueHead(policy.loaded.model)
         self.optimiser = Optimiser(self.head.named)
         self._coefficient = coefficient
 

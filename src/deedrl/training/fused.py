@@ -189,7 +189,8 @@ class TrainingDecoder:
     def __init__(self, model: Any) -> None:
         self._source = decoder_of(model)
         self._fused: Any = None
-        self._tried = not hasattr(model, "peft_config")  # Without an adapter the layers themselves are trained.
+        # Without an adapter the layers themselves are trained; an accelerator is no place for compiled C.
+        self._tried = not hasattr(model, "peft_config") or self._source.device.type != "cpu"
 
     def hidden(self, ids: Tensor, positions: Tensor, layout: TreeLayout) -> Tensor:
         """Last hidden states [B, T, hidden] of ids [B, T] at `positions` [B, T]; attention is the layout's."""
@@ -219,7 +220,7 @@ class TrainingDecoder:
 def _with_fused_layers(decoder: Any) -> Any:
     """A twin of `decoder` that shares everything but its layers. Raises NotFused."""
     layers = list(getattr(decoder, "layers", []))
-    if decoder.device.type != "cpu" or not can_pack(decoder.get_input_embeddings().weight):
+    if not can_pack(decoder.get_input_embeddings().weight):
         raise NotFused("it takes a processor that multiplies numbers of the model's type")
     kernels = kernels_for(decoder)
     # The twin of a module reaches its tensors through this table instead of copying them.

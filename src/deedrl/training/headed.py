@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from deedrl.errors import ModelError
+from deedrl.policies.local.device import own_random_streams
 from deedrl.policies.local.source import check_adapter, in_short
 from deedrl.training import processes
 from deedrl.training.backend import LogprobModel, SharedPrefix
@@ -24,17 +25,20 @@ from deedrl.training.packing import Batch
 
 
 class ValueHead(nn.Module):
-    """Hidden states [..., hidden] to values [...] by one linear layer in float32; 0 everywhere at first."""
+    """Hidden states [..., hidden] of `model` to values [...] by one linear layer in float32; 0 everywhere at first.
 
-    def __init__(self, width: int) -> None:
+    It is where the model is, and its values are on the processor, as `backend.LogprobModel`'s are.
+    """
+
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, 1, dtype=torch.float32)
+        self.linear = nn.Linear(width_of(model), 1, dtype=torch.float32, device=model.device)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.linear(hidden.float())
-        return values[..., 0]
+        return values[..., 0].cpu()
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -90,7 +94,7 @@ class HeadedTrunk:
         trained: dict[str, nn.Parameter],
         active: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.head = ValueHead(width_of(model))
+        self.head = ValueHead(model)
         self.optimiser = Optimiser(trained | self.head.named)
         self._model = LogprobModel(model)
         self._active = active
@@ -155,7 +159,7 @@ def put_adapter_beside(model: Any, name: str, whose: str, saved: Path | None = N
         raise ModelError(f"{whose} on an adapter of its own needs a policy with one, and here all weights are trained")
     [own] = model.active_adapters
     acting = {n: p for n, p in model.named_parameters() if f".{own}." in n}
-    with torch.random.fork_rng():
+    with own_random_streams(model.device):
         if saved is None:
             model.add_adapter(name, copy.deepcopy(model.peft_config[own]))
         else:
@@ -173,7 +177,7 @@ def put_adapter_beside(model: Any, name: str, whose: str, saved: Path | None = N
 def _load(model: Any, name: str, folder: Path) -> None:
     check_adapter(folder)
     try:
-        found = model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+        found = model.load_adapter(str(folder), adapter_name=name, is_trainable=False, torch_device=str(model.device))
     except Exception as error:
         # PEFT says what does not fit in exceptions of a dozen kinds.
         raise ModelError(f"{folder}: cannot put this adapter on the model: {in_short(error)}") from error

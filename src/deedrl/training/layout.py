@@ -20,8 +20,9 @@ class Earlier:
 
     def __init__(self, layers: KeysValues, rows: Tensor | None = None, lengths: Tensor | None = None) -> None:
         self._layers = layers
-        self._rows = rows
-        self._lengths = lengths
+        self._device = layers[0][0].device
+        self._rows = None if rows is None else rows.to(self._device)
+        self._lengths = None if lengths is None else lengths.to(self._device)
         self.tokens = int(layers[0][0].shape[2])
 
     def at(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -33,8 +34,8 @@ class Earlier:
     def visible(self, rows: int, tokens: int) -> Tensor:
         """Mask [B, 1, T, S]: everything but what is not the row's, or padding."""
         if self._lengths is None:
-            return torch.ones(rows, 1, tokens, self.tokens, dtype=torch.bool)
-        real = torch.arange(self.tokens)[None] < self._lengths[:, None]
+            return torch.ones(rows, 1, tokens, self.tokens, dtype=torch.bool, device=self._device)
+        real = torch.arange(self.tokens, device=self._device)[None] < self._lengths[:, None]
         return real[:, None, None, :].expand(-1, 1, tokens, -1)
 
 
@@ -46,7 +47,7 @@ class TreeLayout:
         self._earlier = earlier
         # Rows differ only in what they see of shared beginnings: without these one mask serves them all.
         masks = rows if any(segment.visible(1, 1).shape[0] > 1 for segment in earlier) else 1
-        own = causal_own_mask(torch.zeros(masks, dtype=torch.long), tokens, tokens)
+        own = causal_own_mask(torch.zeros(masks, dtype=torch.long, device=model.device), tokens, tokens)
         mask = torch.cat([*(segment.visible(masks, tokens) for segment in earlier), own], dim=-1)
         self._mask = folded_mask(mask, model)
         lines = torch.arange(rows * tokens)

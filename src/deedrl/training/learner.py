@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from deedrl.policies.local.device import own_random_streams
 from deedrl.policies.local.model import LoadedModel
 from deedrl.seeding import derive_seed
 from deedrl.training import processes
@@ -78,7 +79,7 @@ class Learner:
     @contextmanager
     def _dropout(self) -> Iterator[None]:
         """Training mode, with random streams that depend only on the optimiser's step and so survive a resume."""
-        with torch.random.fork_rng():
+        with own_random_streams(self.loaded.model.device):
             self._seed_dropout("prefix")
             self.loaded.model.train()
             try:

@@ -32,7 +32,7 @@ class Optimiser:
                 f"expected trainable parameters in float32, got {', '.join(low)}, in which small updates round to "
                 "nothing; set model.dtype to fp32, or train an adapter"
             )
-        # Engine and batches live on the CPU in this version; accelerate would move the model to a visible GPU.
+        # Whatever this says, parameters and moments are where the model is; accelerate is to move nothing.
         self._accelerator = Accelerator(cpu=True)
         optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
         self._optimizer = self._accelerator.prepare(optimizer)
@@ -79,12 +79,12 @@ class Optimiser:
                 parameter.copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and moments by name, for a safetensors file."""
+        """Parameters and moments by name, on the processor, for a safetensors file."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
-            state[f"parameter.{name}"] = parameter.detach().clone()
+            state[f"parameter.{name}"] = parameter.detach().to("cpu", copy=True)
             for key, value in self._moments(parameter).items():
-                state[f"{key}.{name}"] = value.detach().clone()
+                state[f"{key}.{name}"] = value.detach().to("cpu", copy=True)
         return state
 
     def load_tensors(self, state: Mapping[str, Tensor]) -> None:
@@ -93,6 +93,8 @@ class Optimiser:
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"parameter.{name}"])
                 moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
+                # The count of steps stays on the processor, where torch keeps it.
+                moments |= {k: moments[k].to(parameter.device) for k in moments if k != "step"}
                 self._optimizer.state.pop(parameter, None)
                 if moments:
                     self._optimizer.state[parameter] = moments

@@ -80,12 +80,14 @@ def joined(expected: int | None = None, environ: Mapping[str, str] = os.environ)
     import torch.distributed as dist
     from accelerate import PartialState
 
+    from deedrl.policies.local.device import message_backend
+
     found = PartialState(cpu=True).num_processes
     if found != launched:
         raise ConfigError(
             f"expected {launched} processes, as the launcher says, and {found} found each other; {REMEDY}"
         )
-    _place = _Place(dist.get_rank(), found, dist.new_group())
+    _place = _Place(dist.get_rank(), found, dist.new_group(backend=message_backend()))
     try:
         yield
     finally:

@@ -63,8 +63,8 @@ def folded_mask(mask: Tensor, model: Any) -> Tensor:
 
 def causal_own_mask(starts: Tensor, tokens: int, slots: int) -> Tensor:
     """Mask [B, 1, T, S], True where new token t of a row whose own part held `starts` tokens may see own slot s."""
-    positions = starts[:, None] + torch.arange(tokens)[None, :]
-    return (torch.arange(slots)[None, None, :] <= positions[:, :, None])[:, None]
+    positions = starts[:, None] + torch.arange(tokens, device=starts.device)[None, :]
+    return (torch.arange(slots, device=starts.device)[None, None, :] <= positions[:, :, None])[:, None]
 
 
 def attend_many(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
@@ -94,7 +94,10 @@ def attend_few(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scalin
 
     query [B, K, N, D]; keys, values [B, K, S, D]; bias [B, 1, N, S] float32 (0 or -inf), no line of it all -inf.
     """
-    scores = ((query * scaling) @ keys.transpose(-1, -2)).float().add_(bias)
+    # Rounded to bf16, as a product under autocast is too, scores would be further from those of fused attention than
+    # sampling may be from training.
+    with torch.autocast(query.device.type, enabled=False):
+        scores = ((query.float() * scaling) @ keys.float().transpose(-1, -2)).add_(bias)
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)

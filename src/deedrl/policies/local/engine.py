@@ -115,7 +115,7 @@ class Engine:
             return []
         self._store.reserve(len(self._rows), slots=max(feed.slots for feed in feeds) + 1)
         layout = StepLayout(self._store, len(self._rows), feeds[: len(decoding)], feeds[len(decoding) :])
-        ids = torch.tensor([token for feed in feeds for token in (*feed.ids, *feed.guesses)])
+        ids = torch.tensor([token for feed in feeds for token in (*feed.ids, *feed.guesses)], device=self._store.device)
         hidden = self._weights.hidden(ids[None], layout.positions[None], layout)[0]
         return self._sample(feeds, hidden[layout.drawn])
 
@@ -187,7 +187,8 @@ class Engine:
         if len(self._prefixes) >= MAX_PREFIXES and not unused:
             return None
         layout = PrefixLayout(len(ids), self._model)
-        self._weights.hidden(torch.tensor([ids]), torch.arange(len(ids))[None], layout)
+        device = self._store.device
+        self._weights.hidden(torch.tensor([ids], device=device), torch.arange(len(ids), device=device)[None], layout)
         # Only now: if the forward pass fails, the prefixes stay as they were.
         if len(self._prefixes) >= MAX_PREFIXES:
             self._prefixes.remove(unused[0])

@@ -56,7 +56,8 @@ class ActionGuide:
         """Sets forbidden entries of `logits` [V] to -inf in place."""
         bits = self._bits[0]
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.numel() * bits.element_size())
-        allowed = (bits[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+        bits = bits.to(logits.device)
+        allowed = (bits[:, None] >> torch.arange(32, dtype=torch.int32, device=bits.device)) & 1
         logits.masked_fill_(allowed.view(-1)[: self._vocabulary] == 0, -torch.inf)
 
     def accept(self, token: int) -> None:

@@ -25,8 +25,9 @@ FIRST_ROOM = 576
 class KVStore:
     """Storage for up to `rows` sequences. Own parts grow in steps of `SLOT_QUANTUM` tokens, the number of rows doubles.
 
-    Rows have more addresses than memory: a page comes from the system, as zeros, when something is written into it. So
-    what is stored seldom has to move when more slots are reserved, and what was never reserved costs nothing.
+    On a processor rows have more addresses than memory: a page comes from the system, as zeros, when something is
+    written into it. So what is stored seldom has to move when more slots are reserved, and what was never reserved
+    costs nothing. An accelerator's memory is taken at once, so there rows have room for what is reserved.
     """
 
     def __init__(self, model: Any, rows: int) -> None:
@@ -38,6 +39,7 @@ class KVStore:
         """Query heads to each key/value head."""
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
         self.rows = rows
         self.held_rows = 0
         self.slots = 0
@@ -54,18 +56,23 @@ class KVStore:
             held = min(self.rows, max(rows, 2 * held, FIRST_ROWS))
         room = self._room
         while room < slots:
-            room = max(2 * room, FIRST_ROOM)
+            room = max(2 * room, FIRST_ROOM) if self.device.type == "cpu" else slots
         if (held, room) != (self.held_rows, self._room):
             # Layer by layer, so that old and new storage never exist as a whole side by side.
             for layer in range(self.layers):
                 for blocks in (self.keys, self.values):
-                    grown = _untouched(held, self.kv_heads, room, self.size, dtype=self.dtype)
+                    grown = self._zeros(held, self.kv_heads, room, self.size)
                     if layer < len(blocks):
                         grown[: self.held_rows, :, : self.slots] = blocks[layer][:, :, : self.slots]
                         blocks[layer] = grown
                     else:
                         blocks.append(grown)
         self.held_rows, self.slots, self._room = held, slots, room
+
+    def _zeros(self, *shape: int) -> Tensor:
+        if self.device.type == "cpu":
+            return _untouched(*shape, dtype=self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Gives row `target` what row `source` holds in the slots from `start` up to `end`."""
@@ -101,7 +108,9 @@ class PrefixLayout:
 
     def __init__(self, tokens: int, model: Any) -> None:
         self.blocks: list[tuple[Tensor, Tensor]] = []
-        self._mask = folded_mask(causal_own_mask(torch.zeros(1, dtype=torch.long), tokens, tokens), model)
+        self._mask = folded_mask(
+            causal_own_mask(torch.zeros(1, dtype=torch.long, device=model.device), tokens, tokens), model
+        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self.blocks.append((key, value))

@@ -60,24 +60,25 @@ class StepLayout:
     def __init__(self, store: KVStore, used: int, decoding: Sequence[Feed], fills: Sequence[Feed]) -> None:
         """`used` rows of the store are in use; `decoding` (in the order of the store) and those of `fills` are some."""
         self._store = store
+        device = store.device
         feeds = [*decoding, *fills]
         counts = torch.tensor([feed.tokens for feed in feeds])
         offsets = torch.tensor([len(feed.row.prefix.ids) if feed.row.prefix else 0 for feed in feeds])
         columns = torch.cat([torch.arange(int(count)) for count in counts])
-        self._places = Places(
-            torch.tensor([feed.row.index for feed in feeds]).repeat_interleave(counts),
-            torch.tensor([feed.start for feed in feeds]).repeat_interleave(counts) + columns,
-        )
-        self.positions = self._places.slots + offsets.repeat_interleave(counts)
+        rows = torch.tensor([feed.row.index for feed in feeds]).repeat_interleave(counts)
+        slots = torch.tensor([feed.start for feed in feeds]).repeat_interleave(counts) + columns
+        # Small numbers are counted out on the processor, which an accelerator is not to wait for one by one.
+        self._places = Places(rows.to(device), slots.to(device))
+        self.positions = (slots + offsets.repeat_interleave(counts)).to(device)
         """Position of every token [N] in its sequence, prefix included."""
         first = [0, *counts.cumsum(0).tolist()]
         drawn = [range(end - 1 - len(feed.guesses), end) for feed, end in zip(feeds, first[1:], strict=True)]
-        self.drawn = torch.tensor([place for places in drawn for place in places])
+        self.drawn = torch.tensor([place for places in drawn for place in places], device=device)
         """Places in the pass that tokens are drawn after: of every feed the last of its ids, and all guesses."""
         self._used = used
         placed = [_Placed(feed, place) for feed, place in zip(feeds, first, strict=False)]
         self._decoding, self._fills = placed[: len(decoding)], placed[len(decoding) :]
-        self._prefixes = _tokens_by_prefix(feeds)
+        self._prefixes = _tokens_by_prefix(feeds, device)
         self._many: _Own | None = None
 
     @cached_property
@@ -163,24 +164,26 @@ class _Own:
         real = columns < counts[:, None]
         self.first = int(begin[0])
         # Padding repeats the first token; its output is never looked at.
-        self.tokens = torch.where(real, begin + columns, begin)
+        tokens = torch.where(real, begin + columns, begin)
+        self.tokens = tokens.to(store.device)
         """The places in the pass of the tokens of every row [R, T]."""
         padded = real.flatten().nonzero()[:, 0]
-        self._places = self.tokens.flatten()[padded]
+        self._places = tokens.flatten()[padded].to(store.device)
         self._few = store.dtype == torch.float32 and columns.shape[1] * store.groups <= FEW_QUERIES
-        self.rows = torch.tensor([feed.row.index for feed, _ in placed])
+        rows = torch.tensor([feed.row.index for feed, _ in placed])
+        self.rows = rows.to(store.device)
         """Of the store [R]."""
         newest = torch.tensor([feed.start for feed, _ in placed])[:, None] + columns
         # Where most rows take part, all are read in place: those that do not have a query of zeros that sees one slot.
         self._in_place = used if by_index or GATHERING * len(placed) >= used else 0
-        self._spread = not by_index and bool(self._in_place) and self.rows.tolist() != list(range(used))
+        self._spread = not by_index and bool(self._in_place) and rows.tolist() != list(range(used))
         if self._spread:
-            newest = newest.new_zeros(used, newest.shape[1]).index_copy_(0, self.rows, newest)
-        row_of = self.rows if self._spread else torch.arange(len(placed))
-        self.kept = (row_of[:, None] * columns.shape[1] + columns).flatten()[padded]
+            newest = newest.new_zeros(used, newest.shape[1]).index_copy_(0, rows, newest)
+        row_of = rows if self._spread else torch.arange(len(placed))
+        self.kept = (row_of[:, None] * columns.shape[1] + columns).flatten()[padded].to(store.device)
         """Where `part` has the tokens, in their order: token t of row r at r T + t."""
         self._slots = max(feed.slots for feed, _ in placed)
-        visible = torch.arange(self._slots)[None, None] <= newest[:, :, None]
+        visible = torch.arange(self._slots, device=store.device)[None, None] <= newest.to(store.device)[:, :, None]
         bias = torch.where(visible, 0.0, -torch.inf)[:, None].repeat_interleave(store.groups, dim=2)
         self._bias = bias if self._few else bias.to(store.dtype)
 
@@ -215,12 +218,12 @@ def _alike(decoding: Sequence[_Placed]) -> list[list[_Placed]]:
     return [[placed for placed in decoding if not placed.feed.guesses], guessing]
 
 
-def _tokens_by_prefix(feeds: Sequence[Feed]) -> list[tuple[Prefix, Tensor | None]]:
+def _tokens_by_prefix(feeds: Sequence[Feed], device: torch.device) -> list[tuple[Prefix, Tensor | None]]:
     """The prefixes of the pass, each with the places of the tokens that come after it (None: all)."""
     owners = [feed.row.prefix for feed in feeds for _ in range(feed.tokens)]
     found: list[tuple[Prefix, Tensor | None]] = []
     for prefix in dict.fromkeys(owners):
         at = [i for i, owner in enumerate(owners) if owner is prefix]
         if prefix is not None:
-            found.append((prefix, torch.tensor(at) if len(at) < len(owners) else None))
+            found.append((prefix, torch.tensor(at, device=device) if len(at) < len(owners) else None))
     return found

