@@ -34,6 +34,7 @@ LAST: dict[str, list[dict[str, Any]]] = {
             "tasks_per_step": 2,
             "group_size": 3,
             "failure_weight": 3.0,
+            "ema_decay": 0.5,
             "validate_every": 4,
             "validation_tasks": 4,
             **SHARED,
