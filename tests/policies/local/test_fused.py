@@ -44,6 +44,10 @@ def layers_of(engine):
     return [type(layer).__name__ for layer in engine._weights._decoder.layers]
 
 
+def tiled(loaded):
+    return kernels_for(decoder_of(loaded.model)).tiled
+
+
 def check(kit, loaded, turns, tolerance=1e-5):
     """Against a plain forward pass; nothing more can be sampled from `loaded` afterwards."""
     assert turns
@@ -129,39 +133,49 @@ def test_a_model_in_training_is_fused_without_its_dropout_and_goes_on_training(k
 # ------------------------------------------------------------ prefixes and fills
 
 
-def joins(monkeypatch):
-    """The numbers of tokens that are joined from two parts, from now on."""
-    counts: list[int] = []
-    join = Kernels.join
-
-    def counting(self, own, at, *rest):
-        counts.append(len(at))
-        return join(self, own, at, *rest)
-
-    monkeypatch.setattr(Kernels, "join", counting)
-    return counts
+SIZES = [("fp32", 16), ("bf16", 16), ("bf16", 32)]
+"""Types and sizes of heads; matrix tiles take the last only, where there are any."""
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def apart(monkeypatch):
+    """Which of the two functions for fills is called, for how many tokens, from now on."""
+    calls: set[tuple[str, int]] = set()
+    join, attend_feeds = Kernels.join, Kernels.attend_feeds
+
+    def joining(self, own, at, *rest):
+        calls.add(("join", len(at)))
+        join(self, own, at, *rest)
+
+    def feeding(self, query, prefix, keys, values, feeds, *rest):
+        calls.add(("attend_feeds", int(feeds[:, 1].sum())))
+        attend_feeds(self, query, prefix, keys, values, feeds, *rest)
+
+    monkeypatch.setattr(Kernels, "join", joining)
+    monkeypatch.setattr(Kernels, "attend_feeds", feeding)
+    return calls
+
+
+@pytest.mark.parametrize(("dtype", "size"), SIZES)
 @pytest.mark.parametrize("new", [1, MANY_TOKENS - 1, MANY_TOKENS, 3 * MANY_TOKENS])
-def test_fills_of_any_length_beside_rows_that_decode(kit, monkeypatch, new, dtype):
-    loaded = load(kit, dtype=dtype)
+def test_fills_of_any_length_beside_rows_that_decode(kit, monkeypatch, new, dtype, size):
+    loaded = load(kit, dtype=dtype, head_dim=size)
     engine = new_engine(loaded, max_rows=8)
     prefix = kit.ids(99, 11)
     for key in "ab":
         engine.submit(kit.turn(key, [*prefix, *kit.ids(ord(key), 5)], prefix=prefix, max_tokens=20))
     ended = [turn for _ in range(3) for turn in engine.step()]
-    counts = joins(monkeypatch)
+    calls = apart(monkeypatch)
     fills = [kit.turn("c", [*prefix, *kit.ids(1, new)], prefix=prefix), kit.turn("d", kit.ids(2, new + 1))]
     ended += kit.play(engine, [fills[0]] if new < MANY_TOKENS else fills).values()
-    assert set(counts) == (set() if new < MANY_TOKENS else {2 * new + 1})
+    function = "attend_feeds" if tiled(loaded) else "join"
+    assert calls == (set() if new < MANY_TOKENS else {(function, 2 * new + 1)})
     check(kit, loaded, ended, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "size"), SIZES)
 @pytest.mark.parametrize("new", [3, 2 * MANY_TOKENS])
-def test_several_prefixes_at_once_and_none(kit, dtype, new):
-    loaded = load(kit, dtype=dtype)
+def test_several_prefixes_at_once_and_none(kit, dtype, size, new):
+    loaded = load(kit, dtype=dtype, head_dim=size)
     engine = new_engine(loaded, max_rows=8)
     prefixes = [kit.ids(50, 7), kit.ids(51, 40), [], kit.ids(52, 1)]
     turns = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ In bf16 they never do: batched products of few rows copy keys and values first.
 """
 
 MANY_TOKENS = 16
-"""New tokens of a row from which on torch's fused attention, with its matrix products, beats the compiled one."""
+"""New tokens of a row from which on attention by matrix products beats the compiled one of single queries."""
 
 _Attend = Callable[[Tensor, Tensor, Tensor, Any, float], Part]
 """From query, keys, values, what is added to scores and the scaling, as `attend_part`."""
@@ -79,7 +79,7 @@ class StepLayout:
         placed = [_Placed(feed, place) for feed, place in zip(feeds, first, strict=False)]
         self._decoding, self._fills = placed[: len(decoding)], placed[len(decoding) :]
         self._prefixes = _tokens_by_prefix(feeds, device)
-        self._many: _Own | None = None
+        self._apart = max((feed.tokens for feed in fills), default=0) >= MANY_TOKENS
 
     @cached_property
     def _own(self) -> list[_Own]:
@@ -111,22 +111,24 @@ class StepLayout:
         keys, values = self._store.keys[layer], self._store.values[layer]
         query = kernels.place(projected, keys, values, self._places)
         prefix = self._before(layer, query, scaling, kernels.attend_tiled if kernels.tiled else attend_part)
-        apart = self._apart(kernels.tiled)
-        tokens = apart.first if apart else None
+        tokens = self._fills[0].place if self._apart else None
         output = kernels.attend(query, prefix, keys, values, self._places, scaling, tokens=tokens)
-        if apart:
-            padded = query[:, apart.tokens].transpose(0, 1).flatten(2, 3)  # [R, K, T G, D]
-            attend = partial(kernels.attend_tiled, rows=apart.rows) if kernels.tiled else attend_part
-            kernels.join(apart.part(layer, padded, scaling, attend), apart.kept, prefix, output)
+        if self._apart and kernels.tiled:
+            kernels.attend_feeds(query, prefix, keys, values, self._filled, scaling, output)
+        elif self._apart:
+            many = self._many
+            padded = query[:, many.tokens].transpose(0, 1).flatten(2, 3)  # [R, K, T G, D]
+            kernels.join(many.part(layer, padded, scaling, attend_part), many.kept, prefix, output)
         return output
 
-    def _apart(self, tiled: bool) -> _Own | None:
-        """Rows with so many new tokens that what multiplies matrices is faster; the same in every layer."""
-        if max((feed.tokens for feed, _ in self._fills), default=0) < MANY_TOKENS:
-            return None
-        if self._many is None:
-            self._many = _Own(self._store, self._used, self._fills, by_index=tiled)
-        return self._many
+    @cached_property
+    def _many(self) -> _Own:
+        return _Own(self._store, self._used, self._fills)
+
+    @cached_property
+    def _filled(self) -> Tensor:
+        """The fills as `Kernels.attend_feeds` takes them."""
+        return torch.tensor([(place, feed.tokens, feed.row.index, feed.start) for feed, place in self._fills])
 
     def _before(self, layer: int, query: Tensor, scaling: float, attend: _Attend) -> Part | None:
         """Attention of query [K, N, G, D] to the tokens' prefixes, as `Kernels.attend` takes it."""
@@ -155,14 +157,12 @@ class _Placed(NamedTuple):
 class _Own:
     """Attention of the tokens of some feeds to their rows' own parts, padded to one number of tokens T a row."""
 
-    def __init__(self, store: KVStore, used: int, placed: Sequence[_Placed], *, by_index: bool = False) -> None:
-        """`by_index`: the attention that `part` is given finds `rows` in the store by itself."""
+    def __init__(self, store: KVStore, used: int, placed: Sequence[_Placed]) -> None:
         self._store = store
         counts = torch.tensor([feed.tokens for feed, _ in placed])
         begin = torch.tensor([place for _, place in placed])[:, None]
         columns = torch.arange(int(counts.max()))[None]
         real = columns < counts[:, None]
-        self.first = int(begin[0])
         # Padding repeats the first token; its output is never looked at.
         tokens = torch.where(real, begin + columns, begin)
         self.tokens = tokens.to(store.device)
@@ -171,12 +171,11 @@ class _Own:
         self._places = tokens.flatten()[padded].to(store.device)
         self._few = store.dtype == torch.float32 and columns.shape[1] * store.groups <= FEW_QUERIES
         rows = torch.tensor([feed.row.index for feed, _ in placed])
-        self.rows = rows.to(store.device)
-        """Of the store [R]."""
+        self._rows = rows.to(store.device)
         newest = torch.tensor([feed.start for feed, _ in placed])[:, None] + columns
         # Where most rows take part, all are read in place: those that do not have a query of zeros that sees one slot.
-        self._in_place = used if by_index or GATHERING * len(placed) >= used else 0
-        self._spread = not by_index and bool(self._in_place) and rows.tolist() != list(range(used))
+        self._in_place = used if GATHERING * len(placed) >= used else 0
+        self._spread = bool(self._in_place) and rows.tolist() != list(range(used))
         if self._spread:
             newest = newest.new_zeros(used, newest.shape[1]).index_copy_(0, rows, newest)
         row_of = rows if self._spread else torch.arange(len(placed))
@@ -201,12 +200,12 @@ class _Own:
         """Attention of the padded queries [R, K, T G, D] of the feeds' rows; where rows are read in place, of all."""
         keys, values = (self._read(blocks[layer]) for blocks in (self._store.keys, self._store.values))
         if self._spread:
-            padded = padded.new_zeros(len(keys), *padded.shape[1:]).index_copy_(0, self.rows, padded)
+            padded = padded.new_zeros(len(keys), *padded.shape[1:]).index_copy_(0, self._rows, padded)
         return attend(padded, keys, values, self._bias, scaling)
 
     def _read(self, block: Tensor) -> Tensor:
         """Keys or values [rows, K, slots, D] of the rows that take part, and where read in place of all in use."""
-        rows = slice(self._in_place) if self._in_place else self.rows
+        rows = slice(self._in_place) if self._in_place else self._rows
         return block[rows, :, : self._slots]
 
 

@@ -65,7 +65,7 @@ class Kernels:
         """Of a token's queries, keys and values together."""
         self._library = library(head_size, heads // kv_heads, dtype)
         self.tiled = bool(self._library.tiles())
-        """Whether `attend_tiled`, `pack` and `linear` can be used: in bf16, on a processor with AMX."""
+        """Whether `attend_tiled`, `attend_feeds`, `pack` and `linear` can be used: in bf16, on a processor with AMX."""
         for name, types in (_SIGNATURES | (_TILED if self.tiled else {})).items():
             getattr(self._library, name).argtypes = types
             getattr(self._library, name).restype = None
@@ -151,7 +151,7 @@ class Kernels:
         """Attention [N, H D] of query [K, N, G, D] to its rows up to its own slots, and to a prefix before them.
 
         `prefix` is attention to the prefix alone, output [1, K, N G, D] and logsum [1, K, N G, 1], -inf where a token
-        has none. Of the output only the first `tokens` are set (None: all); the others are for `join`.
+        has none. Of the output only the first `tokens` are set (None: all), not those for `attend_feeds` or `join`.
         """
         count = query.shape[1]
         output = torch.empty(count, self._heads * self._size, dtype=self._dtype)
@@ -177,17 +177,8 @@ class Kernels:
         self._library.draw(*map(_at, tensors), draws, logits.shape[1])
         return tokens, logprobs
 
-    def attend_tiled(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        scaling: float,
-        *,
-        rows: Tensor | None = None,
-    ) -> Part:
-        """Attention of many queries [R, K, Q, D] to keys and values [R, K, S, D], or to the `rows` [R] of these.
+    def attend_tiled(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Part:
+        """Attention of many queries [R, K, Q, D] to keys and values [R, K, S, D].
 
         `mask` [R or 1, 1, Q, S] is added to the scores. The output is bf16, laid out [R, Q, K, D].
         """
@@ -195,9 +186,29 @@ class Kernels:
         count, heads, queries, _ = query.shape
         output = torch.empty(count, queries, heads, self._size, dtype=self._dtype)
         logsum = torch.empty(count, queries, heads)
-        tensors = (query, keys, values, mask, rows, output, logsum)
+        tensors = (query, keys, values, mask, output, logsum)
         self._library.attend_tiles(*map(_at, tensors), *_tiled_sizes(query, keys, values, mask), scaling)
         return Part(output.transpose(1, 2), logsum.transpose(1, 2)[..., None])
+
+    def attend_feeds(
+        self,
+        query: Tensor,
+        prefix: Part | None,
+        keys: Tensor,
+        values: Tensor,
+        feeds: Tensor,
+        scaling: float,
+        output: Tensor,
+    ) -> None:
+        """As `attend`, for feeds of many tokens each: sets these tokens of `output` [N, H D].
+
+        `feeds` [F, 4] int64: where in the pass the tokens of each begin, how many they are, their row, and the slot of
+        the first, which the others follow. A token gets the same bits whatever other feeds there are.
+        """
+        before = self._by_query(prefix)
+        sizes = (len(feeds), query.shape[1], self._kv_heads, keys.shape[2])
+        tensors = (query, keys, values, *before, output, feeds)
+        self._library.attend_feeds(*map(_at, tensors), *sizes, scaling)
 
     def attend_tiled_gradients(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, part: Part, to: Tensor
@@ -266,7 +277,8 @@ _SIGNATURES = {
     "join": [*[_POINTER] * 6, *[_INTEGER] * 3],
 }
 _TILED = {
-    "attend_tiles": [*[_POINTER] * 7, *[_INTEGER] * 9, _FLOAT],
+    "attend_tiles": [*[_POINTER] * 6, *[_INTEGER] * 9, _FLOAT],
+    "attend_feeds": [*[_POINTER] * 7, *[_INTEGER] * 4, _FLOAT],
     "attend_tiles_back": [*[_POINTER] * 10, *[_INTEGER] * 9, _FLOAT],
     "pack": [*[_POINTER] * 2, *[_INTEGER] * 2],
     "linear": [*[_POINTER] * 2, _FLOAT, *[_POINTER] * 4, *[_INTEGER] * 4],

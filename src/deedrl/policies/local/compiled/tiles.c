@@ -23,14 +23,15 @@ static inline __m512i side_by_side(__m256i first, __m256i second) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(first), _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
 }
 
-/* c [m, n] = a [m, k] b, or added to what c holds. All of m, n, k are multiples of 32. `b` [k, n] lies in tiles of 32 by
- * 16 numbers, each with pairs of numbers from one column side by side: tile (n / 16) (k / 32) + k / 32. */
-static void product(const number *a, int64_t a_row, const number *b, float *c, int64_t c_row, int64_t m, int64_t n,
-                    int64_t k, int adding) {
+/* c [m, n] = a [m, k] b, or added to what c holds. All of m, n, k are multiples of 32. `b` [long, n], of which the first k
+ * lines are taken, lies in tiles of 32 by 16 numbers, each with pairs of numbers from one column side by side: line k of
+ * column n is in tile (n / 16) (long / 32) + k / 32. */
+static void product_of_part(const number *a, int64_t a_row, const number *b, int64_t b_long, float *c, int64_t c_row,
+                            int64_t m, int64_t n, int64_t k, int adding) {
     for (int64_t i = 0; i < m; i += 32)
         for (int64_t j = 0; j < n; j += 32) {
             float *at = c + i * c_row + j, *below = at + 16 * c_row;
-            const number *left = b + j / 16 * (k / 32) * TILE_NUMBERS, *right = left + k / 32 * TILE_NUMBERS;
+            const number *left = b + j / 16 * (b_long / 32) * TILE_NUMBERS, *right = left + b_long / 32 * TILE_NUMBERS;
             if (adding) {
                 _tile_loadd(0, at, 4 * c_row);
                 _tile_loadd(1, at + 16, 4 * c_row);
@@ -57,6 +58,11 @@ static void product(const number *a, int64_t a_row, const number *b, float *c, i
             _tile_stored(2, below, 4 * c_row);
             _tile_stored(3, below + 16, 4 * c_row);
         }
+}
+
+static void product(const number *a, int64_t a_row, const number *b, float *c, int64_t c_row, int64_t m, int64_t n,
+                    int64_t k, int adding) {
+    product_of_part(a, a_row, b, k, c, c_row, m, n, k, adding);
 }
 
 /* The right side of `product` whose column is a line of x [count, D]; lines up to `padded` are zeros. */
@@ -142,11 +148,10 @@ static float weigh(float *scores, const number *mask, float scaling, int64_t key
     return _mm512_reduce_add_ps(sum);
 }
 
-/* query [R, K, Q, D]; keys, values [.., K, S, D] with strides of rows and heads given, of which row r has row at[r], or r
- * where at is NULL; mask [R, Q, S], added to scores, its rows `mask_row` apart, or NULL. out [R, Q, K, D], logsum
- * [R, Q, K]. */
-void attend_tiles(const number *query, const number *keys, const number *values, const number *mask, const int64_t *at,
-                  number *out, float *logsum, int64_t rows, int64_t heads, int64_t queries, int64_t count, int64_t keys_row,
+/* query [R, K, Q, D]; keys, values [R, K, S, D] with strides of rows and heads given; mask [R, Q, S], added to scores, its
+ * rows `mask_row` apart, or NULL. out [R, Q, K, D], logsum [R, Q, K]. */
+void attend_tiles(const number *query, const number *keys, const number *values, const number *mask, number *out,
+                  float *logsum, int64_t rows, int64_t heads, int64_t queries, int64_t count, int64_t keys_row,
                   int64_t keys_head, int64_t values_row, int64_t values_head, int64_t mask_row, float scaling) {
     const int64_t padded = ROUND(count), blocks = (queries + QUERIES - 1) / QUERIES, side = padded * D;
     number *sides = aligned_alloc(64, rows * heads * 2 * side * sizeof *sides);
@@ -161,9 +166,8 @@ void attend_tiles(const number *query, const number *keys, const number *values,
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < heads; k++) {
                 number *to = sides + (r * heads + k) * 2 * side;
-                int64_t held = at ? at[r] : r;
-                columns_of(keys + held * keys_row + k * keys_head, count, padded, to);
-                rows_of(values + held * values_row + k * values_head, count, padded, to + side);
+                columns_of(keys + r * keys_row + k * keys_head, count, padded, to);
+                rows_of(values + r * values_row + k * values_head, count, padded, to + side);
             }
 #pragma omp for collapse(3) schedule(dynamic)
         for (int64_t r = 0; r < rows; r++)
@@ -183,6 +187,79 @@ void attend_tiles(const number *query, const number *keys, const number *values,
                     for (int64_t q = 0; q < taken; q++)
                         for (int64_t d = 0; d < D; d++)
                             out[((r * queries + first + q) * heads + k) * D + d] = put(found[q * D + d] / sums[q]);
+                }
+        _tile_release();
+        free(weights);
+        free(scores);
+    }
+    free(sides);
+}
+
+/* Which tokens of a pass one row takes in: `count` of them from `place` on, written from the row's slot `start` on. */
+struct feed { int64_t place, count, row, start; };
+
+/* One block of a feed's queries, the tokens' G of each in turn, from query `first` on. */
+static void attend_block(struct feed feed, int64_t k, int64_t first, int64_t taken, const number *query,
+                         const number *key_side, const number *value_side, int64_t room, float *scores,
+                         number *weights, const number *prefix, const float *logsum, number *out, int64_t heads,
+                         float scaling) {
+    number asked[QUERIES * D] __attribute__((aligned(64)));
+    float found[QUERIES * D] __attribute__((aligned(64)));
+    const int64_t seen = feed.start + (first + taken - 1) / G + 1, padded = ROUND(seen);
+    take(query, taken, asked);
+    product(asked, D, key_side, scores, padded, QUERIES, padded, D, 0);
+    float sums[QUERIES], tops[QUERIES];
+    for (int64_t q = 0; q < QUERIES; q++) {
+        int64_t visible = q < taken ? feed.start + (first + q) / G + 1 : seen;
+        sums[q] = weigh(scores + q * padded, NULL, scaling, visible, padded, weights + q * padded, tops + q);
+    }
+    product_of_part(weights, padded, value_side, room, found, D, QUERIES, D, padded, 0);
+    for (int64_t q = 0; q < taken; q++) {
+        const int64_t token = feed.place + (first + q) / G, g = (first + q) % G, at = (token * G + g) * heads + k;
+        const int known = logsum && logsum[at] > -INFINITY;
+        const float share = known ? 1.0f / (1.0f + expf(logsum[at] - tops[q] - logf(sums[q]))) : 1.0f;
+        number *to = out + ((token * heads + k) * G + g) * D;
+        for (int64_t d = 0; d < D; d++)
+            to[d] = put(share * found[q * D + d] / sums[q] + (known ? (1.0f - share) * get(prefix[at * D + d]) : 0.0f));
+    }
+}
+
+/* As `attend` of kernels.c, for the tokens of feeds that take in many: each row's keys and values are laid out once, and a
+ * block of queries is held against the slots that its last token sees. Other tokens of `out` are left as they are. */
+void attend_feeds(const number *query, const number *keys, const number *values, const number *prefix,
+                  const float *logsum, number *out, const struct feed *feeds, int64_t count, int64_t of, int64_t heads,
+                  int64_t slots, float scaling) {
+    int64_t room = 0, blocks = 0;
+    for (int64_t f = 0; f < count; f++) {
+        int64_t padded = ROUND(feeds[f].start + feeds[f].count), needed = (feeds[f].count * G + QUERIES - 1) / QUERIES;
+        room = padded > room ? padded : room;
+        blocks = needed > blocks ? needed : blocks;
+    }
+    number *sides = aligned_alloc(64, count * heads * 2 * room * D * sizeof *sides);
+#pragma omp parallel
+    {
+        number *weights = aligned_alloc(64, QUERIES * room * sizeof *weights);
+        float *scores = aligned_alloc(64, QUERIES * room * sizeof *scores);
+        configure();
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t f = 0; f < count; f++)
+            for (int64_t k = 0; k < heads; k++) {
+                number *to = sides + (f * heads + k) * 2 * room * D;
+                int64_t held = feeds[f].start + feeds[f].count, begin = (feeds[f].row * heads + k) * slots * D;
+                columns_of(keys + begin, held, ROUND(held), to);
+                rows_of(values + begin, held, ROUND(held), to + room * D);
+            }
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int64_t f = 0; f < count; f++)
+            for (int64_t k = 0; k < heads; k++)
+                for (int64_t b = 0; b < blocks; b++) {
+                    int64_t first = b * QUERIES, left = feeds[f].count * G - first;
+                    const number *to = sides + (f * heads + k) * 2 * room * D;
+                    if (left > 0)
+                        attend_block(feeds[f], k, first, left < QUERIES ? left : QUERIES,
+                                     query + ((k * of + feeds[f].place) * G + first) * D, to, to + room * D,
+                                     ROUND(feeds[f].start + feeds[f].count), scores, weights, prefix, logsum, out, heads,
+                                     scaling);
                 }
         _tile_release();
         free(weights);
