@@ -185,6 +185,13 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """Latest checkpoints kept beside the best one."""
 
 
+class ProcessSettings(Settings, frozen=True, kw_only=True):
+    """What several processes of one run hold each; without meaning for a run of one."""
+
+    shard: Literal["none", "optimiser"] = "none"
+    """``optimiser``: each process holds the optimiser states of its pieces of the parameters only (ZeRO stage 1)."""
+
+
 class Recipe(Settings, frozen=True, kw_only=True):
     """What to train on what, stage by stage. `load_recipe` reads one from YAML."""
 
@@ -205,6 +212,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Episodes in flight at once."""
     checkpoints: CheckpointSettings = CheckpointSettings()
+    processes: ProcessSettings = ProcessSettings()
     tracking: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
     """Trackers beside the console and ``metrics.jsonl``, which are always written."""
     stages: tuple[AnyStage, ...] = ()
@@ -331,7 +339,7 @@ def _require_folder_name(name: str, path: str) -> None:
 
 
 # Fields that change where results are kept, shown or called, never the results.
-_LOCATION_FIELDS = ("name", "tracking", "checkpoints")
+_LOCATION_FIELDS = ("name", "tracking", "checkpoints", "processes")
 # Sections that may be written as one word, and the field that word goes to.
 _SHORT_FORMS = {"model": "path", "environment": "ref"}
 
@@ -357,7 +365,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def config_hash(recipe: Recipe) -> str:
-    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers and checkpoint rhythm cannot."""
+    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers, checkpoints and shards cannot."""
     data = to_plain(recipe)
     return fingerprint({key: value for key, value in data.items() if key not in _LOCATION_FIELDS})
 
