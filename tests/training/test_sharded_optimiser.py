@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -47,6 +48,7 @@ def of_one(updates: int) -> Optimiser:
 
 def _of_several(rank: int, count: int, port: int, folder: str, resume: bool) -> None:
     torch.set_num_threads(1)
+    AcceleratorState._reset_state(reset_partial_state=True)  # the parent's, in a fork
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({key: str(value) for key, value in (environment | {"MASTER_PORT": port}).items()})
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -64,7 +66,9 @@ def of_several(count: int, folder: Path, *, resume: bool = False) -> dict[str, t
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    multiprocessing.spawn(_of_several, (count, port, str(folder), resume), nprocs=count)  # type: ignore[no-untyped-call]
+    arguments = (count, port, str(folder), resume)
+    # Forked, for each would import torch again.
+    multiprocessing.start_processes(_of_several, arguments, nprocs=count, start_method="fork")  # type: ignore[no-untyped-call]
     return load_file(folder / "0.safetensors")
 
 
