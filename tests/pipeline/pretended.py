@@ -137,8 +137,8 @@ class _Calls(TorchFunctionMode):
             return moved(args[0], torch.device("cpu") if func is Tensor.cpu else DEVICE)
         if func is Tensor.to:
             to, args, kwargs = _target(args, kwargs)
-            copy = kwargs.get("copy", False) and to is None
             found = moved(args[0], to)
+            copy = kwargs.get("copy", False) and found is args[0]
             return func(found, *args[1:], **kwargs) if args[1:] or kwargs.keys() - {"copy"} or copy else found
         if kwargs.get("device") is None or torch.device(kwargs["device"]).type != DEVICE.type:
             return func(*args, **kwargs)

@@ -68,6 +68,21 @@ def test_each_gpu_holds_the_whole_model_and_they_share_the_time() -> None:
     assert not any("torchrun" in note for note in one.notes)
 
 
+@pytest.mark.parametrize("critic", ["value_head", "adapter"])
+def test_only_moments_are_cut_among_gpus_where_the_recipe_asks_for_it(critic: str) -> None:
+    four = Machine(cores=2, memory_bytes=8 * GIB, fast_bf16=False, gpus=(("GPU", 24 * GIB),) * 4)
+    whole, cut = (
+        estimate(made({"stage": "ppo", "critic": critic}, processes={"shard": shard}), four).memory
+        for shard in ("none", "optimiser")
+    )
+    of_critic = 0.75 * whole.optimiser if critic == "adapter" else 0.0
+    assert cut.optimiser == pytest.approx(whole.optimiser / 4)
+    assert cut.held == pytest.approx(whole.held - 0.75 * whole.optimiser - of_critic)
+    assert cut.peak - cut.held == pytest.approx(whole.peak - whole.held)
+    alone = made({"stage": "ppo", "critic": critic}, processes={"shard": "optimiser"})
+    assert estimate(alone, LAPTOP) == estimate(made({"stage": "ppo", "critic": critic}), LAPTOP)
+
+
 def test_episodes_of_each_stage() -> None:
     recipe = made(
         {"stage": "baseline", "repeats": 2, "also_unseen": True},

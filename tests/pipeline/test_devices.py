@@ -30,8 +30,10 @@ from deedrl.policies.local.rows import shared_length
 from deedrl.policies.local.turn import Turn
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
+from deedrl.training import processes
 from deedrl.training.critic import HeadCritic, Rates
 from deedrl.training.learner import Learner
+from deedrl.training.optimiser import Optimiser
 from deedrl.training.packing import pack
 from deedrl.training.rank_agreement import Comparison, Place
 from deedrl.training.reward_model import Reading, pairs_lesson
@@ -273,6 +275,35 @@ def test_an_update_of_a_policy_and_the_head_of_its_critic(
         found.append((stats.policy_norm, stats.critic_norm, values.tolist(), logprobs.tolist()))
     for one, two in zip(*found, strict=True):
         assert two == pytest.approx(one, rel=1e-3, abs=1e-4)
+
+
+def test_optimiser_states_in_shards_are_on_the_device_and_saved_from_it(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process's piece is the whole; what is sent between several, and in which, is no matter of devices."""
+    start, goal = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).unbind()
+
+    def after_two_steps(at: torch.device, state: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        weight = torch.nn.Parameter(start.clone().to(at))
+        optimiser = Optimiser({"w": weight})
+        if state is not None:
+            optimiser.load_tensors(state)
+        for _ in range(2):
+            optimiser.backward((weight - goal.to(at)).square().sum())
+            optimiser.step(0.1)
+        assert weight.device == at
+        return optimiser.tensors()
+
+    begun = after_two_steps(torch.device("cpu"), None)
+    ended = after_two_steps(torch.device("cpu"), begun)
+    monkeypatch.setattr(processes, "_place", processes._Place(0, 1, None, shards_optimiser=True))
+    monkeypatch.setattr(processes, "_sum", lambda tensor: None)
+    for state, expected in ((None, begun), (begun, ended)):
+        found = after_two_steps(device, state)
+        assert {value.device.type for value in found.values()} == {"cpu"}
+        assert found.keys() == expected.keys() == {"parameter.w", "step.w", "exp_avg.w", "exp_avg_sq.w"}
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_tensors_of_two_devices_do_not_mix(device: torch.device) -> None:

@@ -70,6 +70,19 @@ def _one_thread(one_thread: None) -> None:
     pass
 
 
+def compare(one: Path, two: Path, stage: str) -> None:
+    """The newest checkpoints of a stage in two run folders."""
+    expected, found = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in (one, two))
+    assert expected is not None
+    assert found is not None
+    assert expected.step == found.step
+    assert expected.state == found.state
+    assert expected.tensors.keys() == found.tensors.keys()
+    assert any(name.startswith("exp_avg") for name in expected.tensors)
+    for name, value in expected.tensors.items():
+        torch.testing.assert_close(found.tensors[name], value, **tolerance(name), msg=lambda m, n=name: f"{n}: {m}")
+
+
 def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
     command += ["-m", "deedrl", *map(str, arguments)]
@@ -120,16 +133,35 @@ def test_there_is_work_for_two(both: tuple[Path, Path], stage: str) -> None:
 
 @pytest.mark.parametrize("stage", LEARNERS)
 def test_two_processes_learn_what_one_learns(both: tuple[Path, Path], stage: str) -> None:
-    one, two = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in both)
-    assert one is not None
-    assert two is not None
-    assert one.step == two.step
-    assert one.state == two.state
-    assert one.tensors.keys() == two.tensors.keys()
-    assert any(name.startswith("exp_avg") for name in one.tensors)
-    for name, value in one.tensors.items():
-        found = two.tensors[name]
-        torch.testing.assert_close(found, value, **tolerance(name), msg=lambda m, n=name: f"{n}: {m}")
+    compare(*both, stage)
+
+
+def test_two_processes_with_optimiser_states_in_shards_learn_what_one_learns(
+    data: dict[str, Any], both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source = Path(str(data["environment"]).rpartition(":")[0]).read_text()
+    # Each process says what it holds, once it has joined the other.
+    watched = """
+    def setup(self, task: Task) -> None:
+        import os
+        from pathlib import Path
+
+        from deedrl.training import processes
+
+        Path(__file__).with_name("shards-" + os.environ["RANK"]).write_text(str(processes.shards_optimiser()))
+"""
+    (tmp_path / "letters.py").write_text(source.replace("\n    def setup(self, task: Task) -> None:\n", watched))
+    sharded = data | {
+        "environment": f"{tmp_path}/letters.py:Letters",
+        "processes": {"shard": "optimiser"},
+        "stages": STAGES[:4],
+    }
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(sharded))
+    ended = torchrun(2, "run", tmp_path / "recipe.yaml", "--out", tmp_path / "run", "--plain")
+    assert ended.returncode == 0, ended.stderr
+    assert [(tmp_path / f"shards-{rank}").read_text() for rank in range(2)] == ["True", "True"]
+    for stage in ("sft", "grpo", "ppo"):
+        compare(both[0], tmp_path / "run", stage)
 
 
 def test_two_processes_end_with_the_same_policy(both: tuple[Path, Path]) -> None:

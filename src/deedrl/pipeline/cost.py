@@ -132,7 +132,8 @@ def _memory_settings(recipe: Recipe, stage: Learns, machine: Machine, bf16: bool
         tuning="full" if adapter is None else "lora",
         rank=1 if adapter is None else adapter.rank,
         bf16=bf16,
-        gpus=min(len(machine.gpus), 1),  # each holds all that one would
+        gpus=min(len(machine.gpus), 1),  # each holds all that one would, but for its part of moments
+        shards=max(len(machine.gpus), 1) if recipe.processes.shard == "optimiser" else 1,
         load=load,
         overlapped=isinstance(stage, Grpo) and stage.max_staleness > 0,
     )

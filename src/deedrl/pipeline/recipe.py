@@ -188,6 +188,13 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """Latest checkpoints kept beside the best one."""
 
 
+class ProcessSettings(Settings, frozen=True, kw_only=True):
+    """What several processes of one run hold each; without meaning for a run of one."""
+
+    shard: Literal["none", "optimiser"] = "none"
+    """``optimiser``: each process holds the optimiser states of its pieces of the parameters only (ZeRO stage 1)."""
+
+
 class Recipe(Settings, frozen=True, kw_only=True):
     """What to train on what, stage by stage. `load_recipe` reads one from YAML."""
 
@@ -208,6 +215,7 @@ class Recipe(Settings, frozen=True, kw_only=True):
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Episodes in flight at once."""
     checkpoints: CheckpointSettings = CheckpointSettings()
+    processes: ProcessSettings = ProcessSettings()
     tracking: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
     """Trackers beside the console and ``metrics.jsonl``, which are always written."""
     stages: tuple[AnyStage, ...] = ()
@@ -334,7 +342,7 @@ def _require_folder_name(name: str, path: str) -> None:
 
 
 # Fields that change where results are kept, shown or called, never the results.
-_LOCATION_FIELDS = ("name", "tracking", "checkpoints")
+_LOCATION_FIELDS = ("name", "tracking", "checkpoints", "processes")
 # Sections that may be written as one word, and the field that word goes to.
 _SHORT_FORMS = {"model": "path", "environment": "ref"}
 
@@ -360,8 +368,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def config_hash(recipe: Recipe) -> str:
-    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers and checkpoint rhythm cannot, and
-    the device no more than the number of processes: by rounding."""
+    """SHA-256 (64 hex digits) of all fields that can change results; name, trackers, checkpoint rhythm and shards
+    cannot, and the device no more than the number of processes: by rounding."""
     data = to_plain(recipe)
     data["model"] = {key: value for key, value in data["model"].items() if key != "device"}
     return fingerprint({key: value for key, value in data.items() if key not in _LOCATION_FIELDS})

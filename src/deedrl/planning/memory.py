@@ -65,6 +65,8 @@ class MemorySettings(Settings, frozen=True, kw_only=True):
     """0: the processor. More than one: weights, trained parameters, gradients and optimiser state are cut into as
     many pieces, rows of the cache too; each has its own micro-batch."""
     load: Load
+    shards: PositiveInt = 1
+    """Processes, with the whole model each, that the moments are cut among."""
     mapped: bool = False
     """On a processor: large blocks of memory are mapped one by one, which leaves no holes and costs time."""
     overlapped: bool = False
@@ -95,7 +97,7 @@ class Memory(Settings, frozen=True, kw_only=True):
     weights: float
     """All parameters, an adapter's included."""
     optimiser: float
-    """Two moments of every trained parameter."""
+    """Two moments of every trained parameter, or this process's part of them."""
     reference: float
     """The trained parameters as they were, which KL is measured to."""
     critic: float
@@ -149,6 +151,7 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
     parts = max(settings.gpus, 1)
     lora = settings.tuning == "lora"
     trained = (shape.adapter(settings.rank) if lora else shape.parameters) * FLOAT / parts
+    moments = 2 * trained / settings.shards
     base = shape.parameters * settings.width / parts if lora else 0.0
     # A cut model is put together layer by layer, and for the embeddings.
     gathered = max(2 * shape.layer_linear, shape.embedding) * settings.width if parts > 1 else 0.0
@@ -158,9 +161,14 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
     return Memory(
         process=GPU_PROCESS if settings.gpus else PROCESS,
         weights=base + trained + gathered,
-        optimiser=2 * trained,
+        optimiser=moments,
         reference=trained if settings.reference else 0.0,
-        critic={"none": 0.0, "value_head": 0.0, "adapter": 3 * trained, "model": base + 3 * trained}[settings.critic],
+        critic={
+            "none": 0.0,
+            "value_head": 0.0,
+            "adapter": trained + moments,
+            "model": base + trained + moments,
+        }[settings.critic],
         gradients=trained,
         merged_weights=shape.layers * shape.layer_linear * settings.width if settings.fused else 0.0,
         activations=activation_bytes(shape, settings, batch),

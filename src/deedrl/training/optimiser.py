@@ -19,7 +19,12 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimiser:
-    """AdamW over `parameters` in float32, through accelerate."""
+    """AdamW over `parameters` in float32, through accelerate.
+
+    With `processes.shards_optimiser` each process holds the moments of its pieces of the parameters, steps these, and
+    gets the others' (stage 1 of ZeRO, Rajbhandari et al. 2020, arXiv 1910.02054). AdamW works element by element, so
+    the step is the same. `step` and `tensors` are then to be called in all processes alike.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, weight_decay: float = 0.0) -> None:
         from accelerate import Accelerator
@@ -34,12 +39,15 @@ class Optimiser:
             )
         # Whatever this says, parameters and moments are where the model is; accelerate is to move nothing.
         self._accelerator = Accelerator(cpu=True)
-        optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=weight_decay)
+        self._sharded = processes.shards_optimiser()
+        self._stepped = {name: self._own(parameter) for name, parameter in self.parameters.items()}
+        optimizer = torch.optim.AdamW(self._stepped.values(), lr=0.0, weight_decay=weight_decay)
         self._optimizer = self._accelerator.prepare(optimizer)
 
     def clear(self) -> None:
         """Drops gradients."""
-        self._optimizer.zero_grad(set_to_none=True)
+        for held in (*self.parameters.values(), *self._stepped.values()):
+            held.grad = None
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of `loss` to those that are there."""
@@ -57,13 +65,19 @@ class Optimiser:
         """One step along the gradients, which are dropped then."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        if self._sharded:
+            for name, parameter in self.parameters.items():
+                gradient = parameter.grad
+                self._stepped[name].grad = None if gradient is None else processes.piece(gradient.contiguous())
         self._optimizer.step()
         self.clear()
+        if self._sharded:
+            processes.share_pieces([parameter.detach() for parameter in self.parameters.values()])
 
     @property
     def updates(self) -> int:
         """Steps taken, those before a resume included."""
-        first = self._moments(next(iter(self.parameters.values())))
+        first = self._moments(next(iter(self._stepped.values())))
         return int(first["step"]) if first else 0
 
     # ------------------------------------------------------------ exact state
@@ -79,25 +93,55 @@ class Optimiser:
                 parameter.copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and moments by name, on the processor, for a safetensors file."""
+        """Whole parameters and moments by name, on the processor, for a safetensors file.
+
+        They are the same for any number of processes. Where states are sharded only the first process, which writes,
+        has the moments; the others help to gather them.
+        """
         state: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             state[f"parameter.{name}"] = parameter.detach().to("cpu", copy=True)
-            for key, value in self._moments(parameter).items():
-                state[f"{key}.{name}"] = value.detach().to("cpu", copy=True)
+            for key, value in self._moments(self._stepped[name]).items():
+                whole = self._gathered(key, value, parameter)
+                if not self._sharded or processes.is_first():
+                    state[f"{key}.{name}"] = whole
         return state
+
+    def state_elements(self) -> int:
+        """Elements of the moments that this process holds."""
+        moments = [self._moments(stepped) for stepped in self._stepped.values()]
+        return sum(value.numel() for held in moments for key, value in held.items() if key != "step")
 
     def load_tensors(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `tensors` returned, bit for bit; a missing parameter is a KeyError naming it."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"parameter.{name}"])
-                moments = {k: state[f"{k}.{name}"].clone() for k in _MOMENTS if f"{k}.{name}" in state}
-                # The count of steps stays on the processor, where torch keeps it.
-                moments |= {k: moments[k].to(parameter.device) for k in moments if k != "step"}
-                self._optimizer.state.pop(parameter, None)
+                stepped = self._stepped[name]
+                moments = {k: self._cut(k, state[f"{k}.{name}"], stepped) for k in _MOMENTS if f"{k}.{name}" in state}
+                self._optimizer.state.pop(stepped, None)
                 if moments:
-                    self._optimizer.state[parameter] = moments
+                    self._optimizer.state[stepped] = moments
+
+    def _own(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What this process steps of `parameter`, in the same memory."""
+        return nn.Parameter(processes.piece(parameter.detach())) if self._sharded else parameter
+
+    def _cut(self, key: str, whole: Tensor, stepped: Tensor) -> Tensor:
+        """What this process keeps of a saved state: a copy beside what it steps, but for torch's count of steps."""
+        if key == "step":  # stays on the processor, where torch keeps it
+            return whole.clone()
+        return (processes.piece(whole) if self._sharded else whole).to(stepped.device, copy=True)
+
+    def _gathered(self, key: str, held: Tensor, parameter: Tensor) -> Tensor:
+        """A copy, on the processor, of one state of a whole parameter."""
+        if not self._sharded or key == "step":
+            return held.detach().to("cpu", copy=True)
+        # Pieces meet on the processor: a device may have no room for whole moments.
+        whole = torch.zeros(parameter.shape)
+        processes.piece(whole).copy_(held)
+        processes.share_pieces([whole])
+        return whole
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         held: dict[str, Any] = self._optimizer.state.get(parameter, {})

@@ -42,6 +42,8 @@ class _Place:
     count: int = 1
     tensors: Any = None
     """The group that tensors travel in: updates may run on a thread beside sampling, which has the default group."""
+    shards_optimiser: bool = False
+    """Each process holds the optimiser states of its own pieces of the parameters only."""
 
 
 _place = _Place()
@@ -57,6 +59,11 @@ def is_first() -> bool:
     return _place.rank == 0
 
 
+def shards_optimiser() -> bool:
+    """Whether optimiser states are cut into one piece for each process."""
+    return _place.shards_optimiser
+
+
 def name(environ: Mapping[str, str] = os.environ) -> str:
     """``process 2 of 4``, as the launcher says; empty where there is one."""
     rank, size = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
@@ -64,11 +71,13 @@ def name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 @contextmanager
-def joined(expected: int | None = None, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def joined(
+    expected: int | None = None, environ: Mapping[str, str] = os.environ, *, shard_optimiser: bool = False
+) -> Iterator[None]:
     """Inside the block this process is one of those that a launcher started, which meet here.
 
     `expected` is how many there have to be; None takes what the launcher says. Raises ConfigError where it says
-    something else, or did not start them.
+    something else, or did not start them. With `shard_optimiser` optimisers made inside hold a piece of their states.
     """
     global _place
     launched = launched_processes(environ)
@@ -87,7 +96,7 @@ def joined(expected: int | None = None, environ: Mapping[str, str] = os.environ)
         raise ConfigError(
             f"expected {launched} processes, as the launcher says, and {found} found each other; {REMEDY}"
         )
-    _place = _Place(dist.get_rank(), found, dist.new_group(backend=message_backend()))
+    _place = _Place(dist.get_rank(), found, dist.new_group(backend=message_backend()), shard_optimiser)
     try:
         yield
     finally:
@@ -108,8 +117,9 @@ def launched_processes(environ: Mapping[str, str]) -> int:
         )
     if sharding := [key for key in _SHARDING if environ.get(key, "").lower() in ("true", "1")]:
         raise ConfigError(
-            f"{sharding[0]} asks for weights or optimiser states in shards; expected none: sampling reads the whole "
-            f"model in each process, and what is trained is an adapter; {REMEDY}"
+            f"{sharding[0]} asks for weights or optimiser states in shards, which the launcher does not decide here: "
+            "set processes.shard=optimiser in the recipe for optimiser states in shards (ZeRO stage 1); weights are "
+            f"not sharded, for sampling reads all of them in each process; {REMEDY}"
         )
     return sizes[0] if sizes else 1
 
@@ -200,6 +210,27 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
         _sum(flat)
         for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def piece(tensor: Tensor) -> Tensor:
+    """The elements of `tensor` (contiguous) that are this process's, flat, in the same memory; none of a tiny one."""
+    total = tensor.numel()
+    return tensor.view(-1)[total * _place.rank // _place.count : total * (_place.rank + 1) // _place.count]
+
+
+def share_pieces(tensors: Sequence[Tensor]) -> None:
+    """Fills each of `tensors` with every process's own `piece` of it, in all processes, bit for bit."""
+    import torch
+
+    for bucket in _buckets(tensors):
+        sizes = [tensor.numel() for tensor in bucket]
+        flat = bucket[0].new_zeros(sum(sizes))  # what each process has is added to the zeros of the others
+        parts = torch.split(flat, sizes)
+        for tensor, part in zip(bucket, parts, strict=True):
+            piece(part).copy_(piece(tensor))
+        _sum(flat)
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
