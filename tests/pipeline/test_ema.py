@@ -10,6 +10,7 @@ import torch
 from playing import play
 from safetensors.torch import load_file
 
+from deedrl.pipeline import validation
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.store.jsonl import TrajectoryStore
@@ -28,7 +29,10 @@ def finished(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     stage = {"stage": "grpo", "steps": STEPS, "tasks_per_step": 2, "group_size": 4, "learning_rate": 1e-2}
     stage |= {"ema_decay": DECAY, "validate_every": 1, "validation_tasks": 4}
     data = taught | {"checkpoints": {"every_steps": 1, "keep_last": 9}, "stages": [stage]}
-    return play(tmp_path_factory.mktemp("ema") / "run", recipe_from(data))
+    scores = iter(range(STEPS + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "held_out_score", lambda metrics: float(next(scores)))  # the last is the best
+        return play(tmp_path_factory.mktemp("ema") / "run", recipe_from(data))
 
 
 def versions(store: Path) -> list[str]:
@@ -52,11 +56,12 @@ def test_checkpoints_hold_the_weights_and_their_average(finished: Path) -> None:
 def test_the_best_average_becomes_the_policy(finished: Path) -> None:
     best = CheckpointFolder(finished / "checkpoints" / "grpo").best()
     assert best is not None
+    assert best.step == STEPS
     kept = load_file(finished / "adapter" / "adapter_model.safetensors")
     names = {name: name.replace(".weight", ".default.weight") for name in kept}
-    which = "average" if best.step else "parameter"
     for name, value in kept.items():
-        assert torch.equal(value, best.tensors[f"{which}.{names[name]}"]), name
+        assert torch.equal(value, best.tensors[f"average.{names[name]}"]), name
+    assert any(not torch.equal(value, best.tensors[f"parameter.{names[name]}"]) for name, value in kept.items())
 
 
 def test_episodes_to_learn_from_are_the_weights_own_and_validations_the_average_s(finished: Path) -> None:

@@ -119,7 +119,7 @@ def train_online(
     figures: dict[str, float] = {}
     progress = session.context.progress
     if stage.validate_every and start == 0:
-        best = _validated(session, stage, checkpoints, _state(learner, reference), 0, Validations())
+        best = _validated(session, stage, learner, checkpoints, reference, average, 0, Validations())
 
     def sampled(step: int) -> Sampled:
         return sample(step, tasks(step, family_weights(best.solved, stage.failure_weight)))
@@ -142,9 +142,7 @@ def train_online(
                 average.add(learner.parameters, number)
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
             if due:
-                state = _state(learner, reference, average)
-                with _acting(session, stage, learner, average, number):
-                    best = _validated(session, stage, checkpoints, state, number, best)
+                best = _validated(session, stage, learner, checkpoints, reference, average, number, best)
             elif number % session.recipe.checkpoints.every_steps == 0:
                 checkpoints.save(number, _state(learner, reference, average), best.state())
             session.context.tracker.log(figures, step=number, stage=stage.title)
@@ -203,13 +201,16 @@ def warn(session: Session, stage: str, *alarms: str | None) -> None:
 def _validated(
     session: Session,
     stage: OnlineSettings,
+    learner: Trainee,
     checkpoints: CheckpointFolder,
-    state: Mapping[str, Tensor],
+    reference: Reference,
+    average: WeightAverage,
     step: int,
     best: Validations,
 ) -> Validations:
-    """Validates the weights that act and saves `state`, which resuming needs."""
-    best = validated(session, stage.title, stage.validation_tasks, checkpoints, lambda: state, step, best)
+    tensors = partial(_state, learner, reference, average)
+    acting = _acting(session, stage, learner, average, step)
+    best = validated(session, stage.title, stage.validation_tasks, checkpoints, tensors, step, best, acting)
     warn(session, stage.title, held_out_alarm(session.run.folder, stage.title, step))
     return best
 
@@ -218,8 +219,8 @@ def _validated(
 def _acting(
     session: Session, stage: OnlineSettings, learner: Trainee, average: WeightAverage, step: int
 ) -> Iterator[None]:
-    """The average of the weights in place of the latest, where one is taken."""
-    if not stage.ema_decay:
+    """The average of the weights in place of the latest, where there is one."""
+    if not average.values:
         yield
         return
     latest = learner.snapshot()
@@ -230,10 +231,9 @@ def _acting(
     session.weights_changed(f"{stage.title}:{step}")
 
 
-def _state(learner: Trainee, reference: Reference, average: WeightAverage | None = None) -> dict[str, Tensor]:
+def _state(learner: Trainee, reference: Reference, average: WeightAverage) -> dict[str, Tensor]:
     """What a checkpoint holds."""
-    averages = average.tensors() if average is not None else {}
-    return learner.tensors() | reference.tensors(learner.parameters) | averages
+    return learner.tensors() | reference.tensors(learner.parameters) | average.tensors()
 
 
 def _resume(
@@ -243,8 +243,7 @@ def _resume(
     checkpoints: CheckpointFolder,
     average: WeightAverage,
 ) -> tuple[int, Validations, Reference]:
-    """Restores the newest checkpoint, reference and `average` included; step 0 and no validations if the stage starts
-    afresh."""
+    """Restores the newest checkpoint, `average` included; step 0 and no validations if the stage starts afresh."""
     saved = checkpoints.latest()
     if saved is None:
         return 0, Validations(), Reference(learner.snapshot(), stage.kl_coefficient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -87,9 +88,14 @@ def validated(
     tensors: Callable[[], Mapping[str, Tensor]],
     step: int,
     best: Validations,
+    acting: AbstractContextManager[None] | None = None,
 ) -> Validations:
-    """Validates the weights after `step` and saves a scored checkpoint of `tensors`; returns the best so far."""
-    metrics = validate(session, stage, step, tasks)
+    """Validates the weights after `step` and saves a scored checkpoint of `tensors`; returns the best so far.
+
+    Inside `acting` the weights are those to validate; what is saved is taken outside.
+    """
+    with acting or nullcontext():
+        metrics = validate(session, stage, step, tasks)
     # What sampling guesses from what it saw decides about rounding, and a resume at this step has not seen this.
     session.rest_policies()
     score = held_out_score(metrics)
