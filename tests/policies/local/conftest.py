@@ -103,3 +103,10 @@ class Kit:
 @pytest.fixture(scope="session")
 def kit(tiny_models) -> Kit:
     return Kit(tiny_models(TEXTS))
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

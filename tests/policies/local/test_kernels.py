@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
+from kernel_cases import DTYPES, KV_HEADS, case, check, close, kernels_for, random, tiled_kernels
 from torch import Tensor
 
-from deedrl.policies.local.attention import Part
-from deedrl.policies.local.compiled.kernels import HeadNorms, Kernels, Places, Projected, Rotation
+from deedrl.policies.local.compiled.kernels import HeadNorms, Places, Projected, Rotation
 
-DTYPES = [torch.float32, torch.bfloat16]
 HEADS = [(16, 1), (48, 3), (64, 3), (64, 7), (128, 1), (128, 7)]
 """Sizes of heads, and query heads to each key/value head."""
-KV_HEADS = 2
-
 pytestmark = [pytest.mark.usefixtures("compiler"), pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bf16"])]
-
-
-def kernels_for(dtype, size=16, groups=1):
-    return Kernels(KV_HEADS * groups, KV_HEADS, size, dtype)
-
-
-def random(*shape, dtype, seed=0, scale=1.0):
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
-
-
-def check(found, expected):
-    """Rounding to bf16 is at most 1 in 256, and may happen twice."""
-    tolerance = 1e-5 if found.dtype == torch.float32 else 1 / 128
-    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 # ------------------------------------------------------------ norm and gate
@@ -202,65 +184,6 @@ def test_spread_lays_heads_out_row_by_row_and_its_gradient_gathers_them(dtype, s
 # ------------------------------------------------------------ attention
 
 
-class Case(NamedTuple):
-    """Tokens in rows of a store, some of them after a prefix of 5 tokens."""
-
-    kernels: Kernels
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    at: Places
-    prefix: tuple[Tensor, Tensor]
-    after: list[bool]
-    """Whether each token comes after the prefix."""
-
-    @property
-    def scaling(self) -> float:
-        return self.query.shape[-1] ** -0.5
-
-    def expected(self, first: int = 0, *, own: bool = True, before: bool = True) -> tuple[Tensor, Tensor]:
-        """Attention [N, H, D] and logarithm of the sum of weights [N, H] in float64, one query at a time."""
-        outputs, logsums = [], []
-        kv_heads, tokens, groups, size = self.query.shape
-        for n in range(first, tokens):
-            for head in range(kv_heads * groups):
-                k, g = divmod(head, groups)
-                parts = [(self.keys, self.values, int(self.at.rows[n]), int(self.at.slots[n]) + 1)] if own else []
-                parts += [(*self.prefix, 0, 5)] if before and self.after[n] else []
-                keys = [keys[row, k, :seen].double() for keys, _, row, seen in parts]
-                values = [values[row, k, :seen].double() for _, values, row, seen in parts]
-                nothing = torch.zeros(0, size, dtype=torch.float64)
-                scores = torch.cat([nothing, *keys]) @ self.query[k, n, g].double() * self.scaling
-                outputs.append(scores.softmax(0) @ torch.cat([nothing, *values]))
-                logsums.append(scores.logsumexp(0))
-        shape = (tokens - first, kv_heads * groups)
-        return torch.stack(outputs).reshape(*shape, size), torch.stack(logsums).reshape(shape)
-
-    def part(self, output: Tensor, logsum: Tensor) -> Part:
-        """[N, H, D] and [N, H] as a part of attention, [1, K, N G, D] and [1, K, N G, 1]."""
-        by_head = [
-            x.unflatten(1, (KV_HEADS, -1)).transpose(0, 1).flatten(1, 2)[None] for x in (output, logsum[..., None])
-        ]
-        return Part(by_head[0].to(self.query.dtype).contiguous(), by_head[1].float().contiguous())
-
-    def attended(self, **options) -> Tensor:
-        before = self.part(*self.expected(own=False)) if any(self.after) else None
-        found = self.kernels.attend(self.query, before, self.keys, self.values, self.at, self.scaling, **options)
-        return found.unflatten(-1, (-1, self.query.shape[-1]))
-
-
-def case(dtype, size=16, groups=1, *, places, slots=64, after=(), scale=1.0):
-    """`places`: (row, slot) of each token."""
-    rows = max(row for row, _ in places) + 1
-    store = [random(rows, KV_HEADS, slots, size, dtype=dtype, seed=seed) for seed in (1, 2)]
-    prefix = [random(1, KV_HEADS, 5, size, dtype=dtype, seed=seed) for seed in (3, 4)]
-    query = random(KV_HEADS, len(places), groups, size, dtype=dtype, scale=scale)
-    at = Places(*(torch.tensor(numbers) for numbers in zip(*places, strict=True)))
-    return Case(
-        kernels_for(dtype, size, groups), query, *store, at, tuple(prefix), list(after) or [False] * len(places)
-    )
-
-
 MIXED = [(2, 9), (0, 0), (2, 10), (2, 11), (1, 63), (0, 1)]
 """Rows out of order, several tokens a row."""
 
@@ -331,13 +254,6 @@ def test_join_of_own_part_and_prefix_is_one_softmax(dtype, size, groups, after):
 # ------------------------------------------------------------ attention with tiles
 
 
-def tiled_kernels(dtype, size=64):
-    kernels = kernels_for(dtype, size, 3)
-    if not kernels.tiled:
-        pytest.skip("tiles are there in bf16 only, on processors with AMX")
-    return kernels
-
-
 def plain_attention(query, keys, values, mask, scaling):
     scores = query.double() @ keys.double().transpose(-1, -2) * scaling + (0.0 if mask is None else mask.double())
     return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)[..., None]
@@ -349,10 +265,6 @@ def tiled_case(size, queries, slots, rows=2, masks=2):
     seen = torch.rand(masks, 1, queries, slots, generator=torch.Generator().manual_seed(4)) < 0.6
     seen[..., slots // 2] = True
     return (*parts, torch.where(seen, 0.0, -torch.inf).bfloat16(), size**-0.5)
-
-
-def close(found: Tensor, expected: Tensor) -> bool:
-    return float((found.double() - expected).norm() / expected.norm()) < 0.004
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
@@ -398,93 +310,7 @@ def test_a_mask_of_another_shape_is_refused(dtype):
         kernels.attend_tiled(query, keys, values, mask[..., :49], scaling)
 
 
-# ------------------------------------------------------------ attention of feeds
-
-FEEDS = [(2, 0, 40), (5, 13, 1), (0, 50, 11), (3, 31, 33), (1, 0, 1), (4, 96, 64)]
-"""Row, first slot and number of tokens: from the beginning and later, blocks of queries that are filled and not."""
-
-
-def feeds_case(dtype, size=64, groups=3, *, feeds=FEEDS, after=(), scale=1.0):
-    """A case of these feeds; nothing else is in the store."""
-    tiled_kernels(dtype, size)
-    places = [(row, start + t) for row, start, count in feeds for t in range(count)]
-    found = case(dtype, size, groups, places=places, slots=160, after=after, scale=scale)
-    for row, start, count in feeds:
-        found.keys[row, :, start + count :] = found.values[row, :, start + count :] = math.nan
-    return found
-
-
-def fed(of: Case, feeds=FEEDS, first=0, before: Part | None = None) -> Tensor:
-    """Output [N, H, D] for these feeds, the tokens before the `first` of which are 9."""
-    kv_heads, tokens, groups, size = of.query.shape
-    output = torch.full((tokens, kv_heads * groups * size), 9.0, dtype=of.query.dtype)
-    begin = [first, *(first + torch.tensor([count for *_, count in feeds]).cumsum(0)).tolist()]
-    rows = [(at, count, row, start) for at, (row, start, count) in zip(begin, feeds, strict=False)]
-    of.kernels.attend_feeds(of.query, before, of.keys, of.values, torch.tensor(rows), of.scaling, output)
-    return output.unflatten(-1, (-1, size))
-
-
-def random_prefix(of: Case) -> Part:
-    """Attention to a prefix for the tokens that come `after` one."""
-    kv_heads, tokens, groups, size = of.query.shape
-    output = random(tokens, kv_heads * groups, size, dtype=of.query.dtype, seed=6)
-    logsum = 4.0 + random(tokens, kv_heads * groups, dtype=torch.float32, seed=7)
-    return of.part(output, torch.where(torch.tensor(of.after)[:, None], logsum, -torch.inf))
-
-
-TOKENS = sum(count for *_, count in FEEDS)
-AFTER = {"none": [False] * TOKENS, "all": [True] * TOKENS, "some": [n >= 45 for n in range(TOKENS)]}
-
-
-@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
-@pytest.mark.parametrize(("size", "groups"), [(32, 1), (64, 3), (64, 7), (128, 5)])
-def test_feeds_attend_to_their_rows_and_to_a_prefix(dtype, size, groups, after):
-    """Slots that no token has filled hold NaN."""
-    given = feeds_case(dtype, size, groups, after=after)
-    found = fed(given, before=given.part(*given.expected(own=False)) if any(after) else None)
-    check(found, given.expected()[0])
-    assert close(found, given.expected()[0])
-
-
-@pytest.mark.parametrize("count", [1, 10, 11, 31, 32, 33, 64])
-@pytest.mark.parametrize("start", [0, 1, 31, 32, 96])
-def test_feeds_of_any_length_from_any_slot(dtype, start, count):
-    given = feeds_case(dtype, feeds=[(0, start, count)], after=[True] * count)
-    found = fed(given, [(0, start, count)], before=given.part(*given.expected(own=False)))
-    check(found, given.expected()[0])
-
-
-@pytest.mark.parametrize("scale", [0.0, 30.0, 1000.0])
-def test_scores_of_feeds_may_lie_far_apart(dtype, scale):
-    given = feeds_case(dtype, after=AFTER["some"], scale=scale)
-    check(fed(given, before=given.part(*given.expected(own=False))), given.expected()[0])
-
-
-def test_feeds_set_their_own_tokens_only(dtype):
-    given = feeds_case(dtype)
-    found = fed(given, FEEDS[1:], first=40)
-    assert torch.equal(found[:40], torch.full_like(found[:40], 9.0))
-    assert torch.equal(found[40:], fed(given)[40:])
-
-
-def test_a_feed_gets_the_same_bits_alone_and_beside_others(dtype):
-    given = feeds_case(dtype, after=AFTER["some"])
-    before = random_prefix(given)
-    together, first = fed(given, before=before), 0
-    for feed in FEEDS:
-        tokens = slice(first, first + feed[2])
-        assert torch.equal(fed(given, [feed], first, before)[tokens], together[tokens])
-        first = tokens.stop
-
-
 # ------------------------------------------------------------ threads
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def test_nothing_depends_on_the_number_of_threads(dtype, threads):
@@ -504,8 +330,6 @@ def test_nothing_depends_on_the_number_of_threads(dtype, threads):
             *parts, mask, scaling = tiled_case(64, 70, 100)
             part = calls.attend_tiled(*parts, mask, scaling)
             gradients += [*part, *calls.attend_tiled_gradients(*parts, mask, scaling, part, parts[0])]
-            given = feeds_case(dtype, after=AFTER["some"])
-            gradients.append(fed(given, before=random_prefix(given)))
         results.append(
             [
                 *[mixed.attended(), calls.rms_norm(hidden, weight, 1e-5), calls.gated(hidden)],
