@@ -2,7 +2,7 @@
 
 It lets a whole run go its way over an accelerator where there is none. What it is strict about is what CUDA is strict
 about: an operation takes tensors of one device, but for numbers (no dimension), copies, and indices on the processor.
-It knows nothing of kernels: what they compute on a real device, and how fast, is for `test_gpu.py`.
+It knows nothing of kernels: what they compute on a real device, and how fast, is for `make test-gpu`.
 """
 
 from __future__ import annotations
