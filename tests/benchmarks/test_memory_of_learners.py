@@ -13,9 +13,7 @@ SETTINGS = UpdateSettings(dtype="fp32", tasks=2, siblings=2, shared_tokens=9, ow
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 @pytest.mark.parametrize("learner", ["grpo", "dpo", "value_head", "adapter", "model"])
-def test_every_learner_takes_a_step_on_the_whole_batch(
-    tiny_models, one_thread, monkeypatch, learner, tuning, tmp_path
-):
+def test_every_learner_takes_a_step_on_the_whole_batch(tiny_models, one_thread, monkeypatch, learner, tuning, tmp_path):
     if learner == "adapter" and tuning == "full":
         pytest.skip("an adapter of its own needs a frozen base")
     models = tiny_models(["a shop"] * 20)
@@ -39,6 +37,6 @@ def test_every_learner_takes_a_step_on_the_whole_batch(
 
 def test_the_plan_ranks_them():
     lora = {learner: script.estimated(learner, "lora", SETTINGS) for learner in script.NAMES}
-    assert lora["grpo"] == lora["dpo"] == lora["value_head"] < lora["adapter"] < lora["model"]
+    assert lora["dpo"] < lora["grpo"] == lora["value_head"] < lora["adapter"] < lora["model"]
     full = {learner: script.estimated(learner, "full", SETTINGS) for learner in script.NAMES}
     assert full["dpo"] < full["grpo"] < full["model"]  # a reference is a copy of all weights

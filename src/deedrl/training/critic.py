@@ -126,7 +126,9 @@ class OwnCritic:
         self._trunk = trunk
 
     def values(self, batches: Sequence[Batch]) -> list[StateValues]:
-        return self._trunk.values(batches)
+        values = self._trunk.values(batches)
+        self._trunk.rest()  # or its merged weights would exist beside those of the policy's passes
+        return values
 
     def update(self, batches: Sequence[Batch], policy_loss: Loss, value_loss: Loss, rates: Rates) -> StepStats:
         learnt = self.policy.update(batches, policy_loss, learning_rate=rates.policy, max_grad_norm=rates.max_grad_norm)
