@@ -126,7 +126,7 @@ def measure(work: Path, staleness: int, tool_seconds: float, threads: int) -> di
         run_recipe(recipe, run, make_progress("plain"), only=["grpo"])
     episodes = list(TrajectoryStore(folder / "trajectories" / "grpo.jsonl"))
     completions = [step.completion for episode in episodes for step in episode.steps]
-    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    logged = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         "staleness": staleness,
         "tool_seconds": tool_seconds,
@@ -135,8 +135,8 @@ def measure(work: Path, staleness: int, tool_seconds: float, threads: int) -> di
         "episodes": len(episodes),
         "turns": len(completions),
         "sampled_tokens": sum(len(completion.token_ids) for completion in completions),
-        "trained_tokens": sum(line.get("action_tokens", 0) for line in logged),
-        "logged_staleness": [line["staleness"] for line in logged if "staleness" in line],
+        "trained_tokens": sum(line.get("grpo/action_tokens", 0) for line in logged),
+        "logged_staleness": [line["grpo/staleness"] for line in logged if "grpo/staleness" in line],
         "peak_gb": peak_gb(),
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d %H:%M"),
