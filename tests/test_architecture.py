@@ -25,6 +25,7 @@ ROWS = {
     "deedrl.files": 0,
     "deedrl.memory": 0,
     "deedrl.pages": 0,
+    "deedrl.reasoning": 0,
     "deedrl.tasks": 1,
     "deedrl.tools": 1,
     "deedrl.parsing": 1,

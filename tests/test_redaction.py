@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deedrl.redaction import REDACTED, holds_key, is_secret_name, mask_keys, redact, redact_text, strip_ansi
+from deedrl.redaction import REDACTED, holds_key, is_secret_name, loggable, mask_keys, redact, redact_text, strip_ansi
 
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 HEX40 = "0123456789abcdef0123456789abcdef01234567"
@@ -39,6 +39,15 @@ KEYS = [
     "github_pat_0123456789abcdefghij_0123456789",
     "glpat-0123456789abcdefghij",
     "wandb_v1_0123456789abcdefghij",
+    "gsk_0123456789abcdefghijABCDEFGHIJ",
+    "r8_0123456789abcdefghijABCDEFGHIJ",
+    "npm_0123456789abcdefghijABCDEFGHIJklmnop",
+    "lsv2_pt_0123456789abcdef0123456789abcdef_0123456789",
+    "sk_live_0123456789abcdefABCD",
+    "nvapi-0123456789abcdefghij_ABCDEFGHIJ",
+    "xai-0123456789abcdefghijABCDEFGHIJ",
+    "pplx-0123456789abcdefghijABCDEFGHIJ",
+    "pypi-AgEIcHlwaS5vcmcCJDAwMDAwMDAw",
     "AKIAIOSFODNN7EXAMPLE",
     "xoxb-1234567890-abcdef",
     "ASIAIOSFODNN7EXAMPLE",
@@ -74,6 +83,9 @@ def test_H14_password_in_a_url():
         "max_tokens=512 token_ids: 123456",
         "eos_token=<|im_end|>",
         "primary_key: order_number",
+        "pypi-package-of-some-name npm_config_registry xai-explanations-of-models",
+        "unexpected token: '}'; token 'a', 'b'",
+        "--max-tokens 123456 --tokenizer somewhere/else",
     ],
 )
 def test_H14_ordinary_text_survives(text):
@@ -88,6 +100,12 @@ def test_H14_ordinary_text_survives(text):
         ("tracking.wandb.api_key: abcdef123456", f"tracking.wandb.api_key: {REDACTED}"),
         ("Authorization: Bearer abcdef", f"Authorization: {REDACTED}"),
         (f"wandb: API key {HEX40}", f"wandb: API key {REDACTED}"),
+        (r'sent {\"api_key\": \"abcdef123456\", \"n\": 1}', rf'sent {{\"api_key\": \"{REDACTED}\", \"n\": 1}}'),
+        ('{"passphrase": "correct horse battery", "n": 1}', f'{{"passphrase": "{REDACTED}", "n": 1}}'),
+        ("{'token': 'abc', 'name': 'somebody'}", "{'token': 'abc', 'name': 'somebody'}"),
+        ("api_key：abcdef123456", f"api_key：{REDACTED}"),
+        ("curl --api-key abcdef123456 --verbose", f"curl --api-key {REDACTED} --verbose"),
+        ("https://x/y?api_key=abcdef123456&b=1", f"https://x/y?api_key={REDACTED}&b=1"),
     ],
 )
 def test_H14_assignments_in_prose(text, safe):
@@ -134,6 +152,10 @@ def test_H14_input_is_not_changed():
 
 def test_H14_long_words_take_linear_time():
     assert redact_text("a" * 300_000) == "a" * 300_000
+
+
+def test_H11_H14_a_key_broken_up_by_escapes_is_found():
+    assert loggable("\x1b[1mhf_abcdef\x1b[0mghij0123456789\r x") == f"{REDACTED} x"
 
 
 INTRODUCED = ["Bearer abcdef0123456789ABCDEF", "postgres://bob:hunter2@db/x"]

@@ -45,6 +45,15 @@ _KEY_SHAPES = {
     "github_pat_": r"github_pat_\w{20,}",
     "glpat-": r"glpat-[\w-]{16,}",
     "wandb_v": r"wandb_v\d_\w{16,}",
+    "gsk_": r"gsk_[A-Za-z0-9]{16,}",
+    "r8_": r"r8_[A-Za-z0-9]{16,}",
+    "npm_": r"npm_[A-Za-z0-9]{30,}",
+    "lsv2_": r"lsv2_[a-z]{2}_\w{16,}",
+    "k_live_": r"[rs]k_live_[A-Za-z0-9]{16,}",
+    "nvapi-": r"nvapi-[\w-]{16,}",
+    "xai-": r"xai-[A-Za-z0-9]{16,}",
+    "pplx-": r"pplx-[A-Za-z0-9]{16,}",
+    "pypi-": r"pypi-AgE[\w-]{16,}",
     "AKIA": r"AKIA[0-9A-Z]{16}",
     "ASIA": r"ASIA[0-9A-Z]{16}",
     "xox": r"xox[abprs]-[\w-]{10,}",
@@ -66,8 +75,8 @@ _INTRODUCED = [(hint, re.compile(shape, re.ASCII)) for hint, shape in _SHAPES_AF
 _HINTS = [
     re.compile(hint)
     for hint in (
-        "_(?:(?<=hf_)|(?<=gh[pousr]_)|(?<=github_pat_)|(?<=wandb_))",
-        "-(?:(?<=sk-)|(?<=glpat-)|(?<=-----)BEGIN)",
+        "_(?:(?<=hf_)|(?<=gh[pousr]_)|(?<=github_pat_)|(?<=wandb_)|(?<=gsk_)|(?<=r8_)|(?<=npm_)|(?<=lsv2_)|(?<=k_live_))",
+        "-(?:(?<=sk-)|(?<=glpat-)|(?<=-----)BEGIN|(?<=nvapi-)|(?<=xai-)|(?<=pplx-)|(?<=pypi-))",
         "A(?:KIA|SIA|Iza)",
         "xox",
         "J(?<=eyJ)",
@@ -99,11 +108,16 @@ def _mask_at_word_start(match: re.Match[str]) -> str:
     return match[0] if inside_a_word else REDACTED
 
 
+_NAME = r"(?P<name>[\w.-]{0,60}?(?:key|token|secret|password|passwd|passphrase|authorization|credentials?))"
 _ASSIGNMENT = re.compile(
-    r"""(?<![\w.-])(?P<name>[\w.-]{0,60}?(?:key|token|secret|password|passwd|passphrase|authorization|credentials?))"""
-    r"""(?P<sign>["']?\s*[=:]\s*["']?)(?P<value>(?:[Bb]earer\s+|[Bb]asic\s+)?[^\s"',;&}\]]{6,})""",
+    rf"""(?<![\w.-]){_NAME}(?P<sign>\\*["']?\s*[=:：]\s*)"""
+    r"""(?:(?P<quote>\\*["'])(?P<quoted>(?:(?!(?P=quote))[^\n]){6,200})(?P=quote)"""
+    r"""|(?P<open>\\*["']?)(?P<value>(?:bearer\s+|basic\s+)?(?:[^\s"',;&}\]\\]|\\(?!["'])){6,}))""",
     re.IGNORECASE,
 )
+"""With quotes, which a text inside JSON escapes, the value goes on to the closing one, blanks included."""
+_OPTION = re.compile(rf"(?<![\w.-])--{_NAME}(?P<sign>\s+)(?P<value>[^\s-]\S{{5,}})", re.IGNORECASE)
+"""``--api-key VALUE`` of a command line."""
 _TRACKER_KEY = re.compile(r"[0-9a-f]{40}")
 """wandb's older keys; the shape alone is a Git commit, so it counts only next to a word for a key."""
 _SPOKEN_KEY = re.compile(rf"((?:api[ _-]?key|password)\W{{1,12}}){_TRACKER_KEY.pattern}\b", re.IGNORECASE)
@@ -114,13 +128,24 @@ def redact_text(text: str) -> str:
 
     For logs, error text and command lines. Trajectories get `mask_keys` alone: a job may well be about passwords.
     """
-    return _SPOKEN_KEY.sub(rf"\1{REDACTED}", _ASSIGNMENT.sub(_hide_assigned, mask_keys(text)))
+    assigned = _ASSIGNMENT.sub(_hide_assigned, mask_keys(text))
+    return _SPOKEN_KEY.sub(rf"\1{REDACTED}", _OPTION.sub(_hide_option, assigned))
+
+
+def loggable(text: str) -> str:
+    """`text` of an exception or a tool as it may stand in a log: without secrets and without terminal escapes."""
+    return redact_text(strip_ansi(text))
 
 
 def _hide_assigned(match: re.Match[str]) -> str:
-    if not is_secret_name(match["name"]) or match["value"].startswith(REDACTED[:-1]):
+    quote = match["quote"] or ""
+    if not is_secret_name(match["name"]) or (match["quoted"] or match["value"]).startswith(REDACTED[:-1]):
         return match[0]
-    return f"{match['name']}{match['sign']}{REDACTED}"
+    return f"{match['name']}{match['sign']}{quote or match['open']}{REDACTED}{quote}"
+
+
+def _hide_option(match: re.Match[str]) -> str:
+    return f"--{match['name']}{match['sign']}{REDACTED}" if is_secret_name(match["name"]) else match[0]
 
 
 # ---------------------------------------------------------------- values

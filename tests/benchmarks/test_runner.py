@@ -17,7 +17,7 @@ from deedrl.errors import BenchmarkError, ConfigError
 from deedrl.policies.policy import CompletionRequest
 from deedrl.policies.scripted import ScriptedPolicy, SlowPolicy
 from deedrl.rollouts import episode
-from deedrl.types import SamplingParams
+from deedrl.types import Message, SamplingParams
 
 TINY = RunnerSettings(concurrency=12, threaded_concurrency=3, steps=3, tickets=7, repetitions=2)
 
@@ -146,6 +146,7 @@ def test_parser_and_garbage_collection_are_on_the_clock_only_while_it_is_on() ->
 
 def test_a_policy_that_waits_cannot_be_timed() -> None:
     policy = PartClocks().policy(SlowPolicy(ScriptedPolicy(["x"]), delay_s=0.01))
-    request = CompletionRequest(episode_id="e", messages=(), tools=(), sampling=SamplingParams(), seed=0)
+    messages = (Message(role="user", content="go"),)
+    request = CompletionRequest(episode_id="e", messages=messages, tools=(), sampling=SamplingParams(), seed=0)
     with pytest.raises(RuntimeError, match="expected a policy that answers at once"):
         anyio.run(policy.complete, request)

@@ -33,9 +33,9 @@ def test_at_most_three_pairs_of_a_task(trajectories) -> None:
 
 
 def test_H11_H14_neither_escapes_nor_keys_nor_the_verdict_are_shown(trajectories) -> None:
-    trajectory = trajectories("a", "\x1b[31mred\x1b[0m hf_abcdefghij0123456789", verdict=Verdict(solved=True))
-    found = shown(trajectory)
-    assert found.turns[0].said == "red [redacted]"
+    said = "\x1b[31mred\x1b[0m hf_abcdefghij0123456789 and hf_abcdef\x1b[1mghij0123456789"
+    found = shown(trajectories("a", said, verdict=Verdict(solved=True)))
+    assert found.turns[0].said == "red [redacted] and [redacted]"
     assert "solved" not in str(found)
 
 

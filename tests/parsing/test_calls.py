@@ -9,6 +9,7 @@ import pytest
 
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.parsing import parse_action
+from deedrl.policies.policy import action_text
 from deedrl.types import Action, ToolSchema
 
 
@@ -125,7 +126,8 @@ def test_unknown_parameter_is_named_with_the_nearest_one(tools: list[ToolSchema]
 def test_unknown_parameter_is_rejected_even_if_the_schema_forgot_to_forbid_it() -> None:
     tools = one_parameter({"type": "integer"})
     assert not parse_action('{"tool_name":"t","parameters":{"v":1,"w":2}}', tools).valid
-    assert parse_action('{"tool_name":"t","parameters":{"v":1,"w":2}}', one_parameter({}, additionalProperties=True))
+    open_to_more = one_parameter({}, additionalProperties=True)
+    assert parse_action('{"tool_name":"t","parameters":{"v":1,"w":2}}', open_to_more).parameters == {"v": 1, "w": 2}
 
 
 @pytest.mark.parametrize("sent", ["null", '""', "[]", '"{}"', "{}"])
@@ -138,6 +140,18 @@ def test_A57_nothing_sent_to_a_tool_that_needs_something(sent: str, tools: list[
     error = parse_action(f'{{"tool_name":"search","parameters":{sent}}}', tools).error
     assert error is not None
     assert "missing required parameter 'query'" in error
+
+
+@pytest.mark.parametrize("key", ["parameters", "arguments"])
+def test_G08_arguments_as_text_and_as_an_object_are_one_internal_form(key: str, tools: list[ToolSchema]) -> None:
+    """At the border both come in; inside, in the store and in what a template renders there is the object alone."""
+    found = [
+        parse_action(json.dumps({"tool_name": "search", key: sent}), tools)
+        for sent in ({"query": "moss", "top_k": 3}, '{"query": "moss", "top_k": 3}', {"query": "moss", "top_k": "3"})
+    ]
+    assert [action.parameters for action in found] == [{"query": "moss", "top_k": 3}] * 3
+    texts = {action_text(action) for action in found}
+    assert [json.loads(text)["parameters"] for text in texts] == [{"query": "moss", "top_k": 3}]
 
 
 @pytest.mark.parametrize("sent", ['"not json"', '"kelp"', "7", "true", '"[1]"', '"{\\"query\\": "', '"\\"kelp\\""'])
@@ -192,10 +206,20 @@ def test_A58_ambiguous_or_unlisted_keys_are_rejected(text: str, tools: list[Tool
     assert not parse_action(text, tools).valid
 
 
-@pytest.mark.parametrize("name", ["SEARCH", "Search", " search ", "functions.search", "mcp__web__search", "a/b:Search"])
-def test_A41_A42_case_and_namespace(name: str, tools: list[ToolSchema]) -> None:
+@pytest.mark.parametrize(
+    ("name", "repair"),
+    [
+        ("SEARCH", "tool_name_case"),
+        ("Search", "tool_name_case"),
+        (" search ", "tool_name_case"),
+        ("functions.search", "tool_name_prefix"),
+        ("mcp__web__search", "tool_name_prefix"),
+        ("a/b:Search", "tool_name_prefix"),
+    ],
+)
+def test_A41_A42_case_and_namespace_are_adapted_and_recorded(name: str, repair: str, tools: list[ToolSchema]) -> None:
     action = parse_action(json.dumps({"tool_name": name, "parameters": {"query": "x"}}), tools)
-    assert (action.tool_name, action.tier) == ("search", "repair")
+    assert (action.tool_name, action.tier, action.repairs) == ("search", "repair", (repair,))
 
 
 @pytest.mark.parametrize("name", ["research", "search2", "search.delete", "search()", "", "searchs", "re-search"])

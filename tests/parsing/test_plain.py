@@ -26,6 +26,9 @@ OTHER = ToolSchema(name="look")
         ('  {"tool_name": "say"}\n', '{"tool_name": "say"}', ""),
         ("<think>Be kind.</think>\n\nHello.", "Hello.", "Be kind."),
         ("Be kind.</think>Hello.", "Hello.", "Be kind."),
+        ("[THINK]Be kind.[/THINK]Hello.", "Hello.", "Be kind."),
+        ("<thinking>Be <b>kind</b>.</thinking>Hello.", "Hello.", "Be <b>kind</b>."),
+        ("<think>One.</think>Two.</think>Hello.", "Hello.", "One.</think>Two."),
         ("half \ud800 of a pair", "half ? of a pair", ""),
     ],
 )
@@ -41,7 +44,8 @@ def test_all_of_a_completion_is_the_call(text: str, said: str, reasoning: str) -
         ("Hello, I", "length", "The answer was cut off"),
         (" \n", "stop", "The answer was empty"),
         ("<think>Be kind.</think> ", "stop", "The answer was empty"),
-        ("<think>Be kind. Hello.", "stop", "The <think> block was never closed"),
+        ("<think>Be kind. Hello.", "stop", "The reasoning was never closed"),
+        ("\n◁think▷Be kind. Hello.", "stop", "The reasoning was never closed"),
     ],
 )
 def test_what_is_no_answer(text: str, finish: FinishReason, error: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deedrl.parsing import note_on_ignored, parse_action
+from deedrl.parsing import format_score, note_on_ignored, parse_action
+from deedrl.reasoning import REASONING_TAGS
 from deedrl.types import ToolSchema
 
 REAL = '{"tool_name":"search","parameters":{"query":"real"}}'
@@ -30,6 +31,20 @@ def test_A38_drafts_in_reasoning_never_run(text: str, tools: list[ToolSchema]) -
     action = parse_action(text, tools)
     assert (action.tool_name, action.parameters) == ("search", {"query": "real"})
     assert action.ignored_actions == 0
+
+
+@pytest.mark.parametrize(("opening", "closing"), REASONING_TAGS)
+def test_A38_A40_drafts_in_the_reasoning_of_any_model_family_never_run(
+    opening: str, closing: str, tools: list[ToolSchema]
+) -> None:
+    for text in (f"{opening}\nI could send {DRAFT}\n{closing}\n{REAL}", f"I could send {DRAFT}\n{closing}{REAL}"):
+        action = parse_action(text, tools)
+        assert (action.tool_name, action.ignored_actions, format_score(action)) == ("search", 0, 1.0)
+        assert action.reasoning == f"I could send {DRAFT}"
+    assert not parse_action(f"{opening}{DRAFT}{closing}", tools).valid
+    assert not parse_action(f"{opening}{DRAFT}", tools).valid
+    quoted = parse_action(f'{{"tool_name":"finish","parameters":{{"answer":"{opening} and {closing}"}}}}', tools)
+    assert quoted.parameters == {"answer": f"{opening} and {closing}"}
 
 
 @pytest.mark.parametrize(
@@ -114,14 +129,16 @@ def test_A13_the_model_is_told_what_was_ignored(tools: list[ToolSchema]) -> None
     assert note_on_ignored(parse_action(REAL, tools)) == ""
 
 
-@pytest.mark.parametrize("mark", ["Observation: 36", "tool result: 36", "<tool_response>36</tool_response>"])
+@pytest.mark.parametrize(
+    "mark", ["Observation: 36", "tool result: 36", "<tool_response>36</tool_response>", "Result: 36", "Error: no"]
+)
 def test_A65_nothing_that_rests_on_an_invented_result_runs(mark: str, tools: list[ToolSchema]) -> None:
     action = parse_action(f'{{"tool_name":"nope","parameters":{{}}}}\n{mark}\n{DRAFT}', tools)
     assert action.error is not None
     assert '"nope"' in action.error
 
 
-@pytest.mark.parametrize("mark", ["Observation: 36", "TOOL OUTPUT: 36", "<tool_response>36</tool_response>"])
+@pytest.mark.parametrize("mark", ["Observation: 36", "TOOL OUTPUT: 36", "<tool_response>36</tool_response>", "result：36"])
 def test_A65_invented_results_count(mark: str, tools: list[ToolSchema]) -> None:
     assert parse_action(f"{REAL}\n{mark}", tools).ignored_actions == 1
 
@@ -137,6 +154,36 @@ def test_A68_no_tools_and_no_text() -> None:
     error = parse_action("", []).error
     assert error is not None
     assert "empty" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "repairs"),
+    [
+        ('[TOOL_CALLS] [{"name": "search", "arguments": {"query": "real"}}]', ("surrounding_text", "alias_key")),
+        ('<|python_tag|>{"name": "search", "parameters": {"query": "real"}}<|eom_id|>', ("surrounding_text", "alias_key")),
+        (f"{REAL}<|eot_id|>", ("surrounding_text",)),
+        (f"\u202b{REAL}\u202c", ("surrounding_text",)),
+    ],
+    ids=["mistral", "llama", "end_of_turn", "marks_of_direction"],
+)
+def test_A15_wrappers_of_other_model_families(text: str, repairs: tuple[str, ...], tools: list[ToolSchema]) -> None:
+    action = parse_action(text, tools)
+    assert (action.parameters, action.repairs) == ({"query": "real"}, repairs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[TOOL_CALLS]search[ARGS]{"query": "real"}',
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n{"query": "real"}\n```<｜tool▁call▁end｜>',
+        '{"type":"function","function":{"name":"search","arguments":"{\\"query\\": \\"real\\"}"}}',
+    ],
+    ids=["mistral_with_the_name_outside", "deepseek", "openai_with_a_level_more"],
+)
+def test_A76_calls_outside_the_contract_are_told_its_shape(text: str, tools: list[ToolSchema]) -> None:
+    error = parse_action(text, tools).error
+    assert error is not None
+    assert '{"tool_name": "...", "parameters": {...}}' in error
 
 
 @pytest.mark.parametrize("text", [r"{\"tool_name\":\"get_record\",\"parameters\":{\"id\":7}}"])

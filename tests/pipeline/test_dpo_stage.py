@@ -138,7 +138,7 @@ def test_pairs_to_check_by_hand_are_written(finished: Path) -> None:
     assert "| outcome | solved" in text
 
 
-def test_hand_check_shows_texts_as_text_and_no_secrets() -> None:
+def test_H11_H14_hand_check_shows_texts_as_text_and_no_secrets() -> None:
     def episode(name: str, text: str, solved: bool) -> Trajectory:
         step = Step(
             index=0,
@@ -150,7 +150,7 @@ def test_hand_check_shows_texts_as_text_and_no_secrets() -> None:
         verdict, breakdown = Verdict(solved=solved), RewardBreakdown(total=float(solved))
         return Trajectory(episode_id=name, task_id="t", steps=(step,), verdict=verdict, breakdown=breakdown)
 
-    episodes = {"a": episode("a", "<b>x</b>\n|", True), "b": episode("b", "hf_abcdefghij0123456789", False)}
+    episodes = {"a": episode("a", "<b>x</b>\n|", True), "b": episode("b", "hf_abcde\x1b[0mfghij0123456789", False)}
     pair = PreferencePair(
         kind="outcome", task_id="t", chosen="a", rejected="b", margin=1.0, chosen_tokens=1, rejected_tokens=2
     )

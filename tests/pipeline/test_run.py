@@ -199,6 +199,16 @@ def test_H14_secrets_reach_no_file_of_the_run(tmp_path: Path) -> None:
     Run.open(tmp_path / "run", recipe_from(data)).close()
 
 
+def test_E06_half_a_surrogate_pair_in_an_error_text_is_replaced(tmp_path: Path, recipe: Recipe) -> None:
+    with Run.open(tmp_path / "run", recipe) as run:
+        run.record("warning", text="no file \udcff.txt")
+        run.write_json("summary.json", {"note": "\ud800", "nothing": None})
+        run.record("warning", text="the next one")
+    events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
+    assert [event.get("text") for event in events][1:] == ["no file ?.txt", "the next one"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == {"note": "?", "nothing": None}
+
+
 def test_E12_a_full_disk_stops_at_once_and_keeps_earlier_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

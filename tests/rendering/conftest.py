@@ -31,6 +31,15 @@ GEMMA = (
 )
 
 
+MISTRAL = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}{% set said = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set said = messages %}{% endif %}{{ bos_token }}{% for m in said %}"
+    "{% if m.role == 'user' %}{{ '<|im_start|>' + (system if loop.last else '') + m.content }}"
+    "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+)
+"""Puts the system text into the last user turn, behind messages that came after it."""
+
+
 def build_tokenizer(template: str | None = CHATML, *, bos: bool = False, adds_bos: bool = False) -> Any:
     """Byte-level BPE in which the text `hello` is one token, but also has the pieces `he` and `llo`."""
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "llo", "hello"]
@@ -56,6 +65,7 @@ class Kit:
     CHATML_WITH_BOS = "{{ bos_token }}" + CHATML
     THINKING = THINKING
     GEMMA = GEMMA
+    MISTRAL = MISTRAL
     build_tokenizer = staticmethod(build_tokenizer)
 
 

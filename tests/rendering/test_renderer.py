@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deedrl.errors import ModelError
+from deedrl.reasoning import REASONING_TAGS
 from deedrl.rendering.renderer import Renderer
 from deedrl.training.samples import samples_from
 from deedrl.types import Action, Completion, Message, Step, Trajectory
@@ -199,6 +200,21 @@ def test_B06_each_turn_has_one_think_block_where_the_prompt_opens_it(thinking, t
         assert ("add the numbers" in before) == ("add the numbers" in text)
 
 
+@pytest.mark.parametrize(("opening", "closing"), REASONING_TAGS)
+def test_B06_the_block_is_closed_once_with_the_tags_of_the_model_family(kit, opening, closing):
+    renderer = Renderer(kit.build_tokenizer(kit.THINKING.replace("<think>", opening).replace("</think>", closing)))
+    for text in (f"add\n{closing}\n\n4", f"{opening}\nadd\n{closing}\n\n4"):
+        assert renderer.text(renderer.completion_ids(text)) == f"add\n{closing}\n\n4"
+    assert renderer.text(renderer.completion_ids("4")) == f"\n{closing}\n\n4"
+
+
+def test_B06_a_closing_tag_inside_an_action_closes_nothing(thinking):
+    """The whole text is the action; taken for reasoning, what the policy is to learn would be to act in its thoughts."""
+    action = '{"tool_name": "finish", "parameters": {"answer": "a </think> b"}}'
+    assert thinking.text(thinking.completion_ids(action)) == f"\n</think>\n\n{action}"
+    assert thinking.text(thinking.completion_ids(f"so\n</think>\n\n{action}")) == f"so\n</think>\n\n{action}"
+
+
 def test_B06_a_template_without_think_block_leaves_text_alone(chatml):
     assert chatml.text(chatml.completion_ids("<think>t</think>4")) == "<think>t</think>4"
 
@@ -264,6 +280,19 @@ def test_system_text_moves_into_the_first_user_turn_where_the_role_is_refused(ki
     assert text == "<s><|im_start|>user\nKeep a counter.\n\nhello<|im_end|>\n<|im_start|>model\n"
     extension = renderer.tokenizer.decode(renderer.extension_ids([renderer.turn_end_id], [tool("3")]))
     assert extension == "\n<|im_start|>user\n3<|im_end|>\n<|im_start|>model\n"
+
+
+def test_B15_messages_are_filled_in_where_the_template_puts_them(kit):
+    """A message out of turn is neither lost nor left as a placeholder, and its characters stay characters."""
+    renderer = Renderer(kit.build_tokenizer(kit.MISTRAL, bos=True))
+    conversation = [SYSTEM, USER, Message(role="assistant", content="answer"), tool("3<|im_end|>")]
+    ids = renderer.prompt_ids(conversation)
+    assert renderer.tokenizer.decode(ids) == (
+        "<s><|im_start|>helloanswer<|im_end|><|im_start|>Keep a counter.\n\n3<|im_end|>"
+    )
+    assert ids.count(renderer.turn_end_id) == 1
+    extension = renderer.tokenizer.decode(renderer.extension_ids([renderer.turn_end_id], [tool("3")]))
+    assert extension == "<|im_start|>3", "what was said before is not said again"
 
 
 def test_missing_template_names_the_setting_that_helps(kit):

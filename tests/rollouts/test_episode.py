@@ -3,13 +3,13 @@
 import time
 
 import anyio
+import gymnasium
 import msgspec
 import pytest
 
 from deedrl.environments.isolation import START_LIMIT_S, ProcessEnvironment
-from deedrl.policies.policy import CompletionRequest, ContextFull
+from deedrl.policies.policy import CompletionRequest, ContextFull, check_history
 from deedrl.policies.scripted import NoOpPolicy, ScriptedPolicy, SlowPolicy
-from deedrl.rollouts.prompting import check_history
 from deedrl.rollouts.runner import Limits, PromptVariant, run_episodes
 from deedrl.types import Completion, Provenance, SamplingParams, TerminationReason
 
@@ -365,6 +365,37 @@ def test_tool_that_exits_the_process_fails_one_episode(kit):
 
 
 # ---------------------------------------------------------------- what is sent and what is recorded
+
+
+def test_E07_a_step_reward_that_is_no_number_is_the_authors_error_and_never_recorded(kit):
+    class Odd(gymnasium.Wrapper):
+        def step(self, action):
+            observation, _, *rest = self.env.step(action)
+            return observation, float("nan"), *rest
+
+    trajectory = kit.play_one(environment=lambda: Odd(kit.CounterDesk()), failures=kit.lenient)
+    assert trajectory.failure.kind == "EnvironmentAuthorError"
+    assert "expected a finite reward, got nan" in trajectory.failure.message
+    assert [step.reward for step in trajectory.steps] == [None]
+
+
+def test_H11_H14_an_exceptions_text_is_neither_logged_nor_kept_with_keys_and_escapes(kit, caplog):
+    class Leaking(kit.CounterDesk):
+        def setup(self, task):
+            raise OSError("401 \x1b[31mfor {'api_key': 'canary 0123456'} and hf_canary\x1b[0m0123456789")
+
+        def close(self):
+            raise OSError("password=canary0123456")
+
+    trajectory = kit.play_one(environment=Leaking, failures=kit.lenient)
+    assert trajectory.failure.message == "401 for {'api_key': '[redacted]'} and [redacted]"
+    kept = str(msgspec.to_builtins(trajectory))
+    assert "in setup" in kept
+    for text in (kept, caplog.text):
+        assert "canary 0" not in text
+        assert "canary0" not in text
+        assert "\x1b" not in text
+    assert "close() of Leaking failed" in caplog.text
 
 
 def test_G01_every_request_is_a_valid_history(kit):

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
+from deedrl.parsing import parse_action
+from deedrl.policies.policy import CompletionRequest, check_history
 from deedrl.rollouts.prompting import (
     DISTRACTORS,
     PromptVariant,
-    check_history,
     conversation,
     delimit,
     prompt_variants,
@@ -17,7 +18,7 @@ from deedrl.rollouts.prompting import (
     tool_line,
     user_message,
 )
-from deedrl.types import Message, ToolOutput, ToolSchema
+from deedrl.types import Message, SamplingParams, ToolOutput, ToolSchema
 
 SEARCH = ToolSchema(
     name="search_order",
@@ -134,6 +135,12 @@ def test_A68_rejection_is_never_empty():
     assert rejection_message("").startswith("Error: no action found; answer with {")
 
 
+@pytest.mark.parametrize("written", [result_message(ToolOutput(text="3")), rejection_message("no")])
+def test_A65_what_the_environment_writes_counts_as_invented_when_the_model_writes_it(written):
+    action = parse_action(f'{{"tool_name":"t","parameters":{{}}}}\n{written}', [ToolSchema(name="t")])
+    assert (action.tool_name, action.ignored_actions) == ("t", 1)
+
+
 def test_valid_histories_have_no_problems():
     assert check_history(messages("system", "user")) == []
     assert check_history(messages("user", "assistant", "tool", "assistant")) == []
@@ -149,6 +156,20 @@ def test_G03_both_directions_are_reported():
     assert [problem.split(":")[0] for problem in problems] == ["message 1", "message 4"]
     assert "no result" in problems[0]
     assert "without a call" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("roles", "problem"),
+    [
+        (("user", "assistant", "assistant", "tool"), "message 1: the assistant's call has no result"),
+        (("user", "tool"), "message 1: a result without a call"),
+        (("user", "assistant"), "message 1: the assistant's, which leaves nothing to answer"),
+        ((), "expected the user's task, got nothing"),
+    ],
+)
+def test_G03_no_policy_is_sent_a_broken_history(roles, problem):
+    with pytest.raises(ValueError, match=problem):
+        CompletionRequest(episode_id="e", messages=messages(*roles), tools=(), sampling=SamplingParams(), seed=0)
 
 
 @pytest.mark.parametrize("roles", [(), ("system",), ("assistant",), ("tool",), ("user", "assistant", "user")])

@@ -1,5 +1,6 @@
 """Many episodes: independence, failures, order, interruption."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.errors import DeedRLError, EnvironmentAuthorError
 from deedrl.policies.scripted import FlakyPolicy, ScriptedPolicy, SlowPolicy
 from deedrl.rollouts.demonstration import demonstration_policy
+from deedrl.rollouts.episode import environment_seed
 from deedrl.rollouts.failures import RolloutsStopped
 from deedrl.rollouts.runner import FailurePolicy, Limits, run_episodes_sync
 from deedrl.types import TerminationReason
@@ -66,6 +68,57 @@ def test_D01_ctrl_c_still_stops_the_run(kit, where):
         kit.play_many(kit.make_specs(50), script, Interrupted, concurrency=1, on_trajectory=keep)
     assert kept[:2] == ["e0", "e1"]
     assert len(kept) <= 3
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, SystemExit])
+def test_D01_what_ends_a_task_ends_one_episode_only_when_a_tool_lets_it_out(kit, blocking, error):
+    """A call inside the tool was cancelled, say; taken for the end of the runner's own task, episodes would be lost."""
+
+    class Ending(kit.CounterDesk):
+        def setup(self, task):
+            super().setup(task)
+            if self.np_random_seed == doomed:
+                raise error
+
+    Ending.blocking = blocking
+    specs = kit.make_specs(6)
+    doomed = environment_seed(specs[2].seed)
+    played = kit.play_many(specs, environment=Ending, failures=kit.lenient, concurrency=2)
+    assert [t.errored for t in played] == [index == 2 for index in range(6)]
+    assert played[2].failure.kind == "RuntimeError"
+
+
+def test_D01_a_request_that_the_policys_own_client_cancelled_is_a_failure_of_one_episode(kit):
+    def script(request):
+        if request.episode_id == "e1":
+            raise asyncio.CancelledError("the connection was closed")
+        return kit.SOLUTION[request.turn]
+
+    played = kit.play_many(kit.make_specs(4), script, failures=kit.lenient, concurrency=2)
+    assert [t.termination.value for t in played] == ["goal", "policy_error", "goal", "goal"]
+
+
+@pytest.mark.parametrize("nothing", [None, "text"])
+def test_D01_a_policy_that_returns_no_completion_is_a_failure_and_no_endless_loop(kit, nothing):
+    class Forgetful(ScriptedPolicy):
+        async def complete(self, request):
+            return nothing
+
+    [played] = kit.play_many(kit.make_specs(1), Forgetful(kit.SOLUTION), failures=kit.lenient)
+    assert played.termination is TerminationReason.POLICY_ERROR
+    assert "expected a Completion of the policy, got " in played.failure.message
+
+
+def test_D01_a_release_that_fails_costs_no_episode(kit, caplog):
+    class Unreleasable(ScriptedPolicy):
+        async def release(self, episode_id):
+            raise ConnectionError("no route; api_key=canary0123")
+
+    played = kit.play_many(kit.make_specs(3), Unreleasable(kit.SOLUTION))
+    assert all(t.solved for t in played)
+    assert "release of episode e0 failed: ConnectionError: no route" in caplog.text
+    assert "canary" not in caplog.text
 
 
 def test_D02_failed_episodes_have_no_reward_and_too_many_stop_the_run(kit):

@@ -162,6 +162,13 @@ def test_nul_characters_survive(make):
     assert b"\x00" not in encode(trajectory)
 
 
+def test_E06_H14_texts_between_numbers_are_cleaned_too(make):
+    parameters = {"a": [1, "k\ud800", 2.5], "b": [1, "sk-canary0123456789abcdef", 2]}
+    step = msgspec.structs.replace(make().steps[0], action=Action(tool_name="t", parameters=parameters))
+    stored = decode(encode(make(steps=(step,)))).steps[0].action.parameters
+    assert stored == {"a": [1, "k�", 2.5], "b": [1, "[redacted]", 2]}
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_E07_reward_that_is_no_number_is_refused(make, value):
     with pytest.raises(StoreError, match=r"episode 'e1'.*breakdown\.total"):
@@ -228,6 +235,12 @@ def test_huge_numbers_whose_sum_overflows_are_finite(make):
     completion = msgspec.structs.replace(step.completion, logprobs=(-1e308, -1e308, -1e308))
     trajectory = make(steps=(msgspec.structs.replace(step, completion=completion),))
     assert decode(encode(trajectory)) == trajectory
+
+
+def test_E07_reading_refuses_numbers_that_overflow(make):
+    line = encode(make(reward=0.5)).replace(b'"total":0.5', b'"total":1e999')
+    with pytest.raises((TornRecord, InvalidRecord)):
+        decode(line)
 
 
 def test_E07_reading_refuses_nan_literals(make):

@@ -326,6 +326,29 @@ def test_D14_structure_that_contains_itself_does_not_crash() -> None:
     assert to_text(loop) == "[[...]]"
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (set("deedrl"), '["d", "e", "l", "r"]'),
+        ({"ids": frozenset({10, 9, 100})}, '{"ids": [9, 10, 100]}'),
+        ([{"b", 1, None}], '[["b", 1, null]]'),
+        (({("b", 2), ("a", 1)},), '[[["a", 1], ["b", 2]]]'),
+        ({"b": 1, "a": 2}, '{"b": 1, "a": 2}'),
+    ],
+)
+def test_D14_E16_sets_have_one_order_in_every_process(value: object, text: str) -> None:
+    assert to_text(value) == text
+
+
+def test_D14_what_has_no_text_is_named() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert to_text(10**5000) == "(int that cannot be shown)"
+    assert to_text({"n": 10**5000}) == "(dict that cannot be shown)"
+    assert to_text(deep) == "(list that cannot be shown)"
+
+
 def test_D14_numpy_values_become_numbers() -> None:
     import numpy as np
 

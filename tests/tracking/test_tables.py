@@ -1,6 +1,6 @@
 import msgspec
 
-from deedrl.tracking.tables import MAX_ROWS, bounded_rows, trajectory_row
+from deedrl.tracking.tables import MAX_CELL_CHARS, MAX_ROWS, bounded_rows, trajectory_row
 from deedrl.types import Action, Completion, RewardBreakdown, Step, Trajectory, Verdict
 
 
@@ -24,6 +24,12 @@ def test_columns_are_made_equal():
 def test_H14_keys_are_masked():
     rows = bounded_rows([{"text": "see hf_0123456789abcdefABCD"}], name="t", step=0)
     assert rows == [{"text": "see [redacted]"}]
+
+
+def test_H14_half_a_key_at_the_cut_is_not_shown():
+    text = "x" * (MAX_CELL_CHARS - 10) + " hf_0123456789abcdefABCD"
+    [row] = bounded_rows([{"text": text}], name="t", step=0)
+    assert "hf_" not in row["text"]
 
 
 def test_E06_lone_surrogates_do_not_reach_a_sink():

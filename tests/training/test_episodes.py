@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from deedrl.errors import ModelError
 from deedrl.training.episodes import RewardedEpisode, credited, rewarded_episodes
 from deedrl.training.gae import Credit
 from deedrl.types import Failure, TerminationReason
@@ -93,6 +94,21 @@ def test_an_episode_with_a_sample_over_the_limit_is_left_out_whole(kit):
     episodes, counts = made([long, kit.trajectory("short", 1.0)], max_tokens=8)
     assert [episode.samples[0].episode_id for episode in episodes] == ["short"]
     assert (counts.samples.too_long, counts.episodes) == (1, 1)
+
+
+def test_E07_B14_neither_rewards_that_are_no_numbers_nor_missing_logprobs_are_learnt_from(kit):
+    with pytest.raises(ValueError, match=r"episode 'a': expected a finite reward"):
+        made([kit.trajectory("a", float("nan"))])
+    [step] = kit.trajectory("a", 1.0).steps
+    bare = msgspec.structs.replace(step, completion=msgspec.structs.replace(step.completion, logprobs=(-1.0,)))
+    with pytest.raises(ModelError, match=r"expected a log-probability for each of 2 sampled tokens, got 1"):
+        made([msgspec.structs.replace(kit.trajectory("a", 1.0), steps=(bare,))])
+
+
+def test_C03_a_step_in_which_nothing_was_sampled_costs_no_credit(kit):
+    [episode], _ = made([kit.trajectory("a", 1.0, [((5,), (7,)), ((6,), ()), ((8,), (9,))])])
+    assert episode.rewards == (0.0, 1.0)
+    assert episode.samples[0].ids == (5, 7, 6, 8, 9)
 
 
 def test_C19_an_episode_that_comes_twice_is_an_error(kit):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from deedrl.training.samples import TrainingSample, collect_samples, samples_from
 
 turns = st.lists(
-    st.tuples(st.lists(st.integers(0, 99), max_size=4), st.lists(st.integers(0, 99), min_size=1, max_size=4)),
+    st.tuples(st.lists(st.integers(0, 99), max_size=4), st.lists(st.integers(0, 99), max_size=4)),
     min_size=1,
     max_size=5,
 )
@@ -32,12 +32,23 @@ def test_B05_prompt_that_extends_nothing_starts_a_sample_of_its_own(kit):
     assert collect_samples([trajectory], max_tokens=99)[1].split_trajectories == 1
 
 
+def test_B05_a_turn_in_which_nothing_was_sampled_stays_context(kit):
+    """Its prompt was read by the turns that extend it; a row without it holds a prompt that the policy never saw."""
+    [sample] = samples_from(kit.trajectory("e", 1.0, [((7, 8), (1,)), ((5, 6), ()), ((9,), (2,))]))
+    assert sample.ids == (7, 8, 1, 5, 6, 9, 2)
+    assert sample.action_mask == (False, False, True, False, False, False, True)
+    assert sample.turns == ((0, 1), (1, 0), (2, 1))
+    [first] = samples_from(kit.trajectory("e", 1.0, [((7, 8), ()), ((9,), (2,))]))
+    assert first.ids == (7, 8, 9, 2)
+    assert samples_from(kit.trajectory("e", 1.0, [((7, 8), ())])) == []
+
+
 @given(turns=turns)
 def test_every_sampled_token_is_trained_once_and_no_other(kit, turns):
     samples = samples_from(kit.trajectory("e", 1.0, turns))
     trained = [t for s in samples for t, action in zip(s.ids, s.action_mask, strict=True) if action]
     assert trained == [token for _, sampled in turns for token in sampled]
-    assert sum(len(s.ids) for s in samples) == sum(len(c) + len(s) for c, s in turns)
+    assert sum(len(s.ids) for s in samples) == (sum(len(c) + len(s) for c, s in turns) if trained else 0)
 
 
 def test_B09_merged_row_over_the_limit_is_left_out_whole_and_counted(kit):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from deedrl.errors import ModelError
 from deedrl.training.advantages import dr_grpo, grpo
 from deedrl.training.credit import Comparison, has_signal
 from deedrl.training.selection import group_trajectories, select, whitened_samples
@@ -114,6 +116,23 @@ def test_C19_rewards_stay_with_their_episode_when_others_drop_out(kit):
     selection = chosen(kit, episodes)
     assert advantage_of(selection) == {"a": {0.6}, "b": {-0.4}, "c": {0.6}}
     assert (selection.counts.samples.without_tokens, selection.counts.samples.too_long) == (1, 1)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_E07_a_reward_that_is_no_number_is_refused_and_named(kit, reward):
+    episodes = [kit.trajectory("a", 1.0), kit.trajectory("b", reward), kit.trajectory("c", 0.0)]
+    with pytest.raises(ValueError, match=r"episode 'b': expected a finite reward"):
+        chosen(kit, episodes)
+
+
+def test_B14_sampled_turns_without_logprobs_are_refused_and_named(kit):
+    """Absent is not 0.0: a ratio to log-probability 0 would be of another policy."""
+    episodes = [kit.trajectory("a", 1.0), kit.trajectory("b", 0.0)]
+    [step] = episodes[1].steps
+    bare = msgspec.structs.replace(step, completion=msgspec.structs.replace(step.completion, logprobs=()))
+    episodes[1] = msgspec.structs.replace(episodes[1], steps=(bare,))
+    with pytest.raises(ModelError, match=r"episode 'b', turn 0: expected a log-probability for each of 2 sampled"):
+        chosen(kit, episodes)
 
 
 def test_C19_estimator_that_returns_another_number_of_advantages_is_an_error(kit):

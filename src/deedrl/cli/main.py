@@ -146,12 +146,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    from deedrl.redaction import redact_text, strip_ansi
+    from deedrl.redaction import loggable
 
+    message = loggable(message)  # before it is cut: half a key has no longer the shape of one
     if len(message) > MAX_MESSAGE_CHARS:  # an author's exception may hold a whole file
         message = f"{message[: MAX_MESSAGE_CHARS // 2]} … {message[-MAX_MESSAGE_CHARS // 2 :]}"
     from deedrl.training.processes import name
 
     who = f"deedrl, {name()}" if name() else "deedrl"
-    print(f"{who}: {redact_text(strip_ansi(message))}", file=sys.stderr, flush=True)
+    print(f"{who}: {message}", file=sys.stderr, flush=True)
     return code

@@ -92,4 +92,4 @@ def _heard(step: Step) -> str:
 
 
 def _plain(text: str) -> str:
-    return strip_ansi(mask_keys(text))
+    return mask_keys(strip_ansi(text))

@@ -17,7 +17,7 @@ SHAPE = '{"tool_name": "...", "parameters": {...}}'
 CUT_OFF = f"The output was cut off; answer shorter, with {SHAPE}"
 PLAIN_CUT_OFF = "The answer was cut off; answer shorter"
 PLAIN_EMPTY = "The answer was empty; write it as plain text"
-PLAIN_OPEN_REASONING = "The <think> block was never closed; close it, then write the answer"
+PLAIN_OPEN_REASONING = "The reasoning was never closed; close it, then write the answer"
 _MAX_EXCERPT = 60
 _MAX_NAMES = 12
 

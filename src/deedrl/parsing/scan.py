@@ -7,6 +7,7 @@ from typing import Any
 
 from deedrl.parsing.reader import Reader
 from deedrl.parsing.strict_json import Malformed
+from deedrl.reasoning import CLOSING_TAG, OPENING_TAG
 from deedrl.types import Record
 
 TOOL_ALIASES = ("name", "tool", "action", "function")
@@ -16,12 +17,13 @@ REASONING_ALIASES = ("thought", "thoughts", "rationale")
 
 _CALL_KEYS = frozenset({"tool_name", "parameters", *TOOL_ALIASES, *PARAMETER_ALIASES})
 _LANDMARK = re.compile(
-    r"(?P<open><think(?:ing)?>)|(?P<close></think(?:ing)?>)"
+    rf"(?P<open>{OPENING_TAG})|(?P<close>{CLOSING_TAG})"
     r"|(?P<object>[{｛](?=[\s\u200b\u2060\ufeff]*(?:[\"'“”„‘’＂}｝A-Za-z_/#]|\Z)))"
-    r"|(?P<result>^[ \t]*(?:observation|tool[ _](?:output|result|response))[ \t]*[:：]|<tool_(?:response|result)>)",
+    r"|(?P<result>^[ \t]*(?:observation|result|error|tool[ _](?:output|result|response))[ \t]*[:：]"
+    r"|<tool_(?:response|result)>)",
     re.IGNORECASE | re.MULTILINE,
 )
-_CLOSE_THINK = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_CLOSE_THINK = re.compile(CLOSING_TAG, re.IGNORECASE)
 _WRAPPER = re.compile(r"</?tool_calls?>|<\|/?tool_call\|>|<\|im_end\|>", re.IGNORECASE)
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[\w-]*")
 _BYTE_ORDER_MARK = "\ufeff"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from deedrl.parsing.strict_json import Malformed
+from deedrl.reasoning import CLOSING_TAG, OPENING_TAG
 
 DOUBLE, SINGLE = '"', "'"
 OPENING_QUOTES = frozenset("\"'“”„‘’＂")
@@ -37,7 +38,7 @@ _STOPS = {
 _CURLY_STOPS = re.compile(r"\\.|[“”„‘’＂\"]", re.DOTALL)
 _GAP_BEFORE = frozenset(" \t\r\n([=")
 _GAP_AFTER = frozenset(" \t\r\n.,;!?)]>。，；！？）")
-_LOOKS_LIKE_STRUCTURE = re.compile(r"</?think|<tool_call|[{\[]\s*\"|\"\"\"", re.IGNORECASE)
+_LOOKS_LIKE_STRUCTURE = re.compile(rf"{OPENING_TAG}|{CLOSING_TAG}|<tool_call|[{{\[]\s*\"|\"\"\"", re.IGNORECASE)
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _LEGAL_ESCAPES = {

@@ -107,9 +107,9 @@ def _explain(text: str, reading: Reading, finish_reason: FinishReason) -> str:
     if reading.broken is not None:
         return with_shape(f"Not valid JSON: {shortened(reading.broken.reason, 90)}")
     if reading.open_reasoning:
-        return "The <think> block was never closed; close it, then send the action"
+        return "The reasoning was never closed; close it, then send the action"
     if reading.objects_in_reasoning:
-        return "The action stood inside the reasoning; put it after </think>"
+        return "The action stood inside the reasoning; send it after that"
     if reading.objects:
         return with_shape('The JSON object has no "tool_name"')
     return with_shape("No action was found")

@@ -54,7 +54,7 @@ def _turn(step: Step | None) -> str:
 
 def _cell(text: str) -> str:
     """One line of a Markdown table that shows `text` as it is; secrets are hidden."""
-    plain = html.escape(strip_ansi(mask_keys(text)), quote=False)
+    plain = html.escape(mask_keys(strip_ansi(text)), quote=False)
     for mark in "\\`*_[]|~#":
         plain = plain.replace(mark, f"\\{mark}")
     return plain.replace("\n", "<br>")

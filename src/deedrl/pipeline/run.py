@@ -6,6 +6,7 @@ event that was reported is never lost. One process at a time may write a run; th
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -191,8 +192,7 @@ class Run:
         """Writes `data` as JSON into the run folder in one step: readers see the old file or the new one."""
         path = self.folder / name
         if self.writes:
-            plain = redact(msgspec.to_builtins(data))
-            replace_text(path, msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
+            replace_text(path, msgspec.json.format(_public_json(data), indent=2).decode() + "\n")
         return path
 
     def _made(self, name: str) -> Path:
@@ -217,7 +217,7 @@ class Run:
         if event != "run_started":
             self._require_present()
         line = {"time": time.time(), "attempt": self.attempt, "event": event, **fields}
-        append_line(self.folder / EVENTS, msgspec.json.encode(redact(msgspec.to_builtins(line))).decode())
+        append_line(self.folder / EVENTS, _public_json(line).decode())
 
     def finished(self, stage: str) -> StageResult | None:
         """The result of `stage` if this run finished it, in this attempt or an earlier one."""
@@ -365,6 +365,15 @@ def finished_stages(events: list[dict[str, Any]]) -> dict[str, StageResult]:
 
 
 # ---------------------------------------------------------------- writing that survives
+
+
+def _public_json(data: Any) -> bytes:
+    """`data` as JSON without secrets; halves of surrogate pairs (of a path in an error text, say) become ``?``."""
+    plain = redact(msgspec.to_builtins(data))
+    try:
+        return msgspec.json.encode(plain)
+    except UnicodeEncodeError:
+        return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def append_line(path: Path, text: str) -> None:

@@ -14,7 +14,8 @@ class CompletionRequest(Record, frozen=True):
     """One turn to sample.
 
     `messages` is the whole conversation so far: system, user, then assistant and tool in turn, ending with what
-    the policy has to answer. `seed` belongs to this turn of this episode; equal requests have equal seeds.
+    the policy has to answer; anything else raises ValueError, so that no policy is sent it (case G03). `seed` belongs
+    to this turn of this episode; equal requests have equal seeds.
     """
 
     episode_id: str
@@ -22,6 +23,13 @@ class CompletionRequest(Record, frozen=True):
     tools: tuple[ToolSchema, ...]
     sampling: SamplingParams
     seed: int
+
+    def __post_init__(self) -> None:
+        problems = check_history(self.messages)
+        if self.messages and self.messages[-1].role == "assistant":
+            problems.append(f"message {len(self.messages) - 1}: the assistant's, which leaves nothing to answer")
+        if problems:
+            raise ValueError(f"episode '{self.episode_id}': expected a valid conversation; {'; '.join(problems)}")
 
     @property
     def turn(self) -> int:
@@ -32,6 +40,30 @@ class CompletionRequest(Record, frozen=True):
     def task_prompt(self) -> str:
         """The first user message, as shown."""
         return next((message.content for message in self.messages if message.role == "user"), "")
+
+
+def check_history(messages: Sequence[Message]) -> list[str]:
+    """Problems of a conversation that a strict chat API would refuse; empty if there are none.
+
+    Valid is: an optional system message, a user message, then assistant and tool messages in turn. Both kinds of
+    broken pairs are reported (cases G01, G03): an answer of the model without a result, unless it is the very
+    last message, and a result that belongs to no answer.
+    """
+    problems = []
+    body = messages[1:] if messages and messages[0].role == "system" else messages
+    offset = len(messages) - len(body)
+    if not body or body[0].role != "user":
+        problems.append(f"message {offset}: expected the user's task, got {body[0].role if body else 'nothing'}")
+    for index in range(1, len(body)):
+        before, role = body[index - 1].role, body[index].role
+        where = offset + index
+        if before == "assistant" and role != "tool":
+            problems.append(f"message {where - 1}: the assistant's call has no result; {role} follows")
+        if role == "tool" and before != "assistant":
+            problems.append(f"message {where}: a result without a call; {before} precedes it")
+        if role in ("system", "user"):
+            problems.append(f"message {where}: {role} may only open a conversation")
+    return problems
 
 
 class Policy(Protocol):

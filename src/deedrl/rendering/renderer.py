@@ -7,11 +7,14 @@ contents; template text may become control tokens, contents never do.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from deedrl.errors import ModelError
+from deedrl.reasoning import REASONING_TAGS
 from deedrl.types import Message
 
 CHATML = (
@@ -22,7 +25,7 @@ CHATML = (
 """A template every tokenizer with the two ChatML tokens can use (recipe: ``model.chat_template: chatml``)."""
 
 _REMEDY = "set model.chat_template in the recipe to 'chatml' or to a file with a Jinja template that does"
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class Tokenizer(Protocol):
@@ -80,10 +83,8 @@ class Renderer:
         Where the generation prompt already opens a think block, `text` does not open it again and the block is closed
         here if `text` does not.
         """
-        if self._opens_think and _THINK_CLOSE not in text:
-            text = f"\n{_THINK_CLOSE}\n\n{text}"
-        elif self._opens_think and text.lstrip().startswith(_THINK_OPEN):
-            text = text.lstrip().removeprefix(_THINK_OPEN).removeprefix("\n")
+        if self._opened_tags is not None:
+            text = _within_opened(text, *self._opened_tags)
         return [*self._encode(text, False), self.turn_end_id]
 
     def text(self, ids: Sequence[int]) -> str:
@@ -114,13 +115,10 @@ class Renderer:
     def _fill(self, rendered: str, messages: Sequence[Message]) -> list[int]:
         """Encodes template text (control tokens allowed) and contents (never) piece by piece."""
         ids: list[int] = []
-        for index, message in enumerate(messages):
-            mark = _mark(index)
-            if mark not in rendered:
-                continue
-            before, rendered = rendered.split(mark, 1)
-            ids += self._encode(before, True) + self._encode(message.content, False)
-        return ids + self._encode(rendered, True)
+        # Template text and numbers of messages in turn, in the template's own order: some put the system text last.
+        for place, piece in enumerate(_MARK.split(rendered)):
+            ids += self._encode(messages[int(piece)].content, False) if place % 2 else self._encode(piece, True)
+        return ids
 
     def _tail(self, new_messages: tuple[Message, ...]) -> list[int]:
         opening = (Message(role="user", content=""), Message(role="assistant", content=""))
@@ -155,9 +153,10 @@ class Renderer:
         return bos is not None and list(self.tokenizer("a")["input_ids"])[:1] == [bos]
 
     @cached_property
-    def _opens_think(self) -> bool:
-        head = self._template([Message(role="user", content="x")], generation=True)
-        return head.rstrip().endswith(_THINK_OPEN)
+    def _opened_tags(self) -> tuple[str, str] | None:
+        """The tags of the think block that the generation prompt opens, if it opens one."""
+        head = self._template([Message(role="user", content="x")], generation=True).rstrip()
+        return next((tags for tags in REASONING_TAGS if head.endswith(tags[0])), None)
 
     def _check_template(self) -> None:
         turns = [Message(role=r, content="x") for r in ("user", "assistant", "user", "assistant")]
@@ -186,6 +185,22 @@ class Renderer:
                 "the chat template ends an assistant turn with "
                 f"{end[:12]!r}, expected a control token the model can learn to stop with; {_REMEDY}"
             )
+
+
+def _within_opened(text: str, opening: str, closing: str) -> str:
+    """`text` as it goes on in a think block that is open already: closed once and not opened again."""
+    if closing not in text or _is_object(text):
+        return f"\n{closing}\n\n{text}"
+    bare = text.lstrip()
+    return bare.removeprefix(opening).removeprefix("\n") if bare.startswith(opening) else text
+
+
+def _is_object(text: str) -> bool:
+    """Whether all of `text` is one JSON object: then a tag in it is part of a value and closes nothing."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _common_length(one: Sequence[int], two: Sequence[int]) -> int:

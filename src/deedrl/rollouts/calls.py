@@ -156,8 +156,14 @@ class _Call:
 
 
 def _without_exit(function: Callable[[], T]) -> T:
-    """Calls `function`; a tool that calls ``sys.exit`` must not end the run (case D01)."""
+    """Calls `function`; a tool that calls ``sys.exit`` must not end the run (case D01).
+
+    Nor must one in which something of its own was cancelled: here that would look like the end of the episode's task,
+    and the episode would be lost without a word.
+    """
     try:
         return function()
     except SystemExit as error:
         raise RuntimeError(f"the environment tried to exit the process (code {error.code})") from error
+    except (asyncio.CancelledError, GeneratorExit) as error:
+        raise RuntimeError(f"{type(error).__name__} came out of the environment; something in it was ended") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import traceback
 from typing import Any, Literal
@@ -13,8 +14,10 @@ import msgspec
 
 from deedrl.environments.contract import checked_state_hash
 from deedrl.environments.environment import Environment
+from deedrl.errors import EnvironmentAuthorError
 from deedrl.parsing.parser import parse_action
 from deedrl.policies.policy import CompletionRequest, ContextFull, Policy
+from deedrl.redaction import loggable
 from deedrl.rewards.rubric import Rubric
 from deedrl.rollouts.calls import CallTimeout
 from deedrl.rollouts.limits import Limits, LoopDetector, TokenBudget
@@ -153,13 +156,22 @@ class Episode:
         try:
             # Every turn pays for the pause and this clock; asyncio's own cost half of what anyio makes of them.
             async with asyncio.timeout(self._remaining_s()) as clock:
-                return await self._policy.complete(request)
+                completion: object = await self._policy.complete(request)
+            if isinstance(completion, Completion):
+                return completion
+            raise TypeError(f"expected a Completion of the policy, got {type(completion).__name__}")
         except ContextFull:
             self.ending = TerminationReason.TOKEN_LIMIT
             return None
         except TimeoutError:
             if not clock.expired():  # one of the policy's own, of a connection perhaps
                 raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The policy's own too; let through, it would end this task and lose the episode without a word.
+            raise RuntimeError("the policy's request was cancelled, and not by the runner") from error
         self.ending = TerminationReason.TIMEOUT
         return None
 
@@ -184,6 +196,8 @@ class Episode:
             text = f"the call of '{action.tool_name}' was stopped: {timeout}"
             return ToolOutput(text=text, ok=False, duration_s=time.perf_counter() - began)
         self._step_reward = float(reward)
+        if not math.isfinite(self._step_reward):
+            raise EnvironmentAuthorError(f"step of {type(self._base).__name__}: expected a finite reward, got {reward}")
         self._verdict = info.get("verdict")
         if terminated:
             solved = self._verdict is not None and self._verdict.solved
@@ -258,24 +272,28 @@ class Episode:
         self._slot.broken = True
         if self.ending is TerminationReason.TIMEOUT and self._phase == "verify" and self._verdict is None:
             return self._trajectory()
-        message = f"{type(error).__name__}: {error}"
+        kind, text = type(error).__name__, loggable(str(error))
+        message = f"{kind}: {text}"
         log.warning("episode %s, attempt %d: %s failed: %s", self.spec.episode_id, self.attempt, self._phase, message)
         if self._turn is not None:
             self._record(None, message)
         policy_failed = self._phase == "policy"
         self.ending = TerminationReason.POLICY_ERROR if policy_failed else TerminationReason.ENVIRONMENT_ERROR
         self._verdict = None
-        kind = type(error).__name__
         return self._trajectory(
             Failure(
-                kind=kind, phase=self._phase, message=str(error) or kind, attempts=self.attempt, trace=_trace_of(error)
+                kind=kind, phase=self._phase, message=text or kind, attempts=self.attempt, trace=_trace_of(error)
             )
         )
 
     async def release(self) -> None:
-        """Lets the policy drop what it cached, also when the run is being cancelled."""
+        """Lets the policy drop what it cached, also when the run is being cancelled; its trouble is only logged."""
         with anyio.move_on_after(RELEASE_LIMIT_S, shield=True):
-            await self._policy.release(self.spec.episode_id)
+            try:
+                await self._policy.release(self.spec.episode_id)
+            except Exception as error:  # noqa: BLE001  the episode is over; nothing depends on this any more
+                trouble = loggable(f"{type(error).__name__}: {error}")
+                log.warning("release of episode %s failed: %s", self.spec.episode_id, trouble)
 
     def _step(self, action: Action) -> tuple[str, Any, bool, bool, dict[str, Any]]:
         self._state_hash = self._read_state()
@@ -345,4 +363,4 @@ class Episode:
 def _trace_of(error: Exception) -> str:
     """The end of the traceback; that of a worker process, where the error came from one."""
     trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
-    return str(trace)[-MAX_TRACE_CHARS:]
+    return loggable(str(trace))[-MAX_TRACE_CHARS:]

@@ -208,27 +208,3 @@ def conversation(trajectory: Trajectory, system: str) -> tuple[Message, ...]:
         messages.append(Message(role="tool" if role == "tool" else "user", content=step.observation))
         messages.append(Message(role="assistant", content=step.completion.text))
     return tuple(messages)
-
-
-def check_history(messages: Sequence[Message]) -> list[str]:
-    """Problems of a conversation that a strict chat API would refuse; empty if there are none.
-
-    Valid is: an optional system message, a user message, then assistant and tool messages in turn. Both kinds of
-    broken pairs are reported (cases G01, G03): an answer of the model without a result, unless it is the very
-    last message, and a result that belongs to no answer.
-    """
-    problems = []
-    body = messages[1:] if messages and messages[0].role == "system" else messages
-    offset = len(messages) - len(body)
-    if not body or body[0].role != "user":
-        problems.append(f"message {offset}: expected the user's task, got {body[0].role if body else 'nothing'}")
-    for index in range(1, len(body)):
-        before, role = body[index - 1].role, body[index].role
-        where = offset + index
-        if before == "assistant" and role != "tool":
-            problems.append(f"message {where - 1}: the assistant's call has no result; {role} follows")
-        if role == "tool" and before != "assistant":
-            problems.append(f"message {where}: a result without a call; {before} precedes it")
-        if role in ("system", "user"):
-            problems.append(f"message {where}: {role} may only open a conversation")
-    return problems

@@ -11,6 +11,7 @@ import gymnasium
 
 from deedrl.environments.environment import Environment
 from deedrl.errors import EnvironmentAuthorError
+from deedrl.redaction import loggable
 from deedrl.rollouts.calls import Calls, InlineCalls, ThreadCalls
 
 T = TypeVar("T")
@@ -133,7 +134,8 @@ class EnvironmentSlot:
             try:
                 await closer.run(environment.close, limit_s)
             except Exception as error:  # noqa: BLE001  the boundary for teardown: reported, never in an episode's way
-                log.warning("close() of %s failed: %s: %s", type(environment).__name__, type(error).__name__, error)
+                trouble = loggable(f"{type(error).__name__}: {error}")
+                log.warning("close() of %s failed: %s", type(environment).__name__, trouble)
             closer.close()
         calls.close()
         self.abandoned_threads += calls.stuck

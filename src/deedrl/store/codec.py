@@ -226,7 +226,7 @@ def _path_of_nonfinite(value: Any) -> str | None:
 
 
 def _is_numeric(values: list[Any] | tuple[Any, ...]) -> bool:
-    return bool(values) and type(values[0]) in _NUMBERS and type(values[-1]) in _NUMBERS
+    return _NUMBERS.issuperset(map(type, values))
 
 
 def _total(values: list[Any] | tuple[Any, ...]) -> float:

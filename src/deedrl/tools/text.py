@@ -22,7 +22,8 @@ def to_text(value: Any) -> str:
     """`value` as text of at most `MAX_OUTPUT_CHARS` characters, free of NUL and lone surrogates (U+FFFD instead).
 
     A string stays as it is, None becomes "", bytes are read as UTF-8 with replacement, an exception becomes
-    "Name: message", all else becomes JSON (objects without a JSON form are shown by their `repr` without address).
+    "Name: message", all else becomes JSON (sets as sorted lists; objects without a JSON form are shown by their `repr`
+    without address).
     """
     if isinstance(value, str):
         text = str(value)
@@ -51,10 +52,25 @@ def _cut_note(left_out: int, total: int) -> str:
 
 def _as_json(value: Any) -> str:
     try:
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain, builtin_types=(bytes, bytearray, memoryview))
+        plain = msgspec.to_builtins(
+            _ordered(value), str_keys=True, enc_hook=_plain, builtin_types=(bytes, bytearray, memoryview)
+        )
         return json.dumps(plain, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return _without_address(value)
+
+
+def _ordered(value: Any) -> Any:
+    """`value` with sets as sorted lists: their own order differs from process to process, and so would a replay's."""
+    if isinstance(value, set | frozenset):
+        items = [_ordered(item) for item in value]
+        try:
+            return sorted(items)
+        except TypeError:  # of several kinds
+            return sorted(items, key=_without_address)
+    if isinstance(value, dict):
+        return {key: _ordered(item) for key, item in value.items()}
+    return [_ordered(item) for item in value] if type(value) in (list, tuple) else value
 
 
 def _plain(value: Any) -> Any:
@@ -69,4 +85,7 @@ def _plain(value: Any) -> Any:
 
 def _without_address(value: Any) -> str:
     """`repr` without memory addresses, which would differ from run to run."""
-    return _ADDRESS.sub("", repr(value))
+    try:
+        return _ADDRESS.sub("", repr(value))
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes, lists in lists in lists
+        return f"({type(value).__name__} that cannot be shown)"

@@ -28,9 +28,11 @@ def bounded_rows(rows: Sequence[Row], *, name: str, step: int) -> list[dict[str,
 def _bounded(cell: Cell) -> Cell:
     if not isinstance(cell, str):
         return cell
+    # Masked before it is cut, for half a key is a leak that no longer has a key's shape.
+    cell = mask_keys(cell.encode("utf-8", "replace").decode())  # lone surrogates break most sinks
     if len(cell) > MAX_CELL_CHARS:
         cell = f"{cell[:MAX_CELL_CHARS]}… ({len(cell) - MAX_CELL_CHARS} more characters)"
-    return mask_keys(cell.encode("utf-8", "replace").decode())  # lone surrogates break most sinks
+    return cell
 
 
 def trajectory_row(trajectory: Trajectory) -> dict[str, Cell]:

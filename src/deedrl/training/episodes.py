@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from deedrl.training.gae import Credit
-from deedrl.training.samples import SampleCounts, TrainingSample, collect_samples
+from deedrl.training.samples import SampleCounts, TrainingSample, collect_samples, require_logprobs
 from deedrl.training.turn_rewards import has_step_rewards, is_guided, step_reward, usable_reward
 from deedrl.types import Record, TerminationReason, Trajectory
 
@@ -62,6 +62,7 @@ def rewarded_episodes(
     must not have holes.
     """
     usable = [trajectory for trajectory in trajectories if usable_reward(trajectory) is not None]
+    require_logprobs(usable)
     found, counts = collect_samples(usable, max_tokens=max_tokens)
     episodes: dict[str, RewardedEpisode] = {}
     for trajectory, samples in zip(usable, found, strict=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from deedrl.errors import ModelError
 from deedrl.types import Record, Step, Trajectory
 
 
@@ -61,16 +62,33 @@ class SampleCounts(Record, frozen=True):
 
 
 def samples_from(trajectory: Trajectory) -> list[TrainingSample]:
-    """The samples of one trajectory: one, or several where a prompt was not an extension of the earlier tokens."""
+    """The samples of one trajectory: one, or several where a prompt was not an extension of the earlier tokens.
+
+    A turn in which nothing was sampled is context of the turns that extend it.
+    """
     pieces: list[list[Step]] = []
     for step in trajectory.steps:
-        if not step.completion.token_ids:
-            continue
-        if step.completion.extends_previous and pieces:
+        completion = step.completion
+        if not completion.token_ids and not completion.prompt_ids:
+            continue  # a policy without tokens
+        if completion.extends_previous and pieces:
             pieces[-1].append(step)
         else:
             pieces.append([step])
-    return [_joined(trajectory.episode_id, piece) for piece in pieces]
+    return [_joined(trajectory.episode_id, piece) for piece in pieces if any(s.completion.token_ids for s in piece)]
+
+
+def require_logprobs(trajectories: Iterable[Trajectory]) -> None:
+    """Raises `ModelError` if a sampled turn has no log-probabilities: taken as 0.0 they would falsify every ratio."""
+    for trajectory in trajectories:
+        for step in trajectory.steps:
+            tokens, logprobs = len(step.completion.token_ids), len(step.completion.logprobs)
+            if tokens != logprobs:
+                raise ModelError(
+                    f"episode '{trajectory.episode_id}', turn {step.index}: expected a log-probability for each of "
+                    f"{tokens} sampled tokens, got {logprobs}; reinforcement learning needs them as they were sampled: "
+                    "use a policy that returns them"
+                )
 
 
 def _joined(episode_id: str, steps: Sequence[Step]) -> TrainingSample:

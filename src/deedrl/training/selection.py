@@ -8,7 +8,7 @@ import msgspec
 
 from deedrl.training.credit import Comparison, has_signal
 from deedrl.training.gae import whitened
-from deedrl.training.samples import SampleCounts, TrainingSample, collect_samples
+from deedrl.training.samples import SampleCounts, TrainingSample, collect_samples, require_logprobs
 from deedrl.training.turn_rewards import is_guided, usable_reward
 from deedrl.types import Record, Trajectory, TrajectoryGroup
 
@@ -78,6 +78,7 @@ def select(
                 raise ValueError(f"episode id '{trajectory.episode_id}' came twice; advantages are keyed by it")
             chosen.append(trajectory)
             advantages_of[trajectory.episode_id] = turns
+    require_logprobs(chosen)
     samples, counts = collect_samples(chosen, max_tokens=max_tokens)
     return Selection(
         samples=tuple(_with_advantages(s, advantages_of[s.episode_id]) for found in samples for s in found),

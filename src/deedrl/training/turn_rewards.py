@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,8 +10,15 @@ from deedrl.types import Step, TerminationReason, Trajectory
 
 
 def usable_reward(trajectory: Trajectory) -> float | None:
-    """The reward of an episode that the policy sampled freely and that was scored; None of any other."""
-    return None if trajectory.errored or is_guided(trajectory) else trajectory.reward
+    """The reward of an episode that the policy sampled freely and that was scored; None of any other.
+
+    Raises ValueError for a reward that is no finite number: one of them would make all of its group meaningless.
+    """
+    if trajectory.errored or is_guided(trajectory) or trajectory.reward is None:
+        return None
+    if not math.isfinite(trajectory.reward):
+        raise ValueError(f"episode '{trajectory.episode_id}': expected a finite reward or None, got {trajectory.reward}")
+    return trajectory.reward
 
 
 def is_guided(trajectory: Trajectory) -> bool:
