@@ -100,7 +100,7 @@ def test_H14_ordinary_text_survives(text):
         ("tracking.wandb.api_key: abcdef123456", f"tracking.wandb.api_key: {REDACTED}"),
         ("Authorization: Bearer abcdef", f"Authorization: {REDACTED}"),
         (f"wandb: API key {HEX40}", f"wandb: API key {REDACTED}"),
-        (r'sent {\"api_key\": \"abcdef123456\", \"n\": 1}', rf'sent {{\"api_key\": \"{REDACTED}\", \"n\": 1}}'),
+        (r"sent {\"api_key\": \"abcdef123456\", \"n\": 1}", rf"sent {{\"api_key\": \"{REDACTED}\", \"n\": 1}}"),
         ('{"passphrase": "correct horse battery", "n": 1}', f'{{"passphrase": "{REDACTED}", "n": 1}}'),
         ("{'token': 'abc', 'name': 'somebody'}", "{'token': 'abc', 'name': 'somebody'}"),
         ("api_key：abcdef123456", f"api_key：{REDACTED}"),

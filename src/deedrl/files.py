@@ -1,4 +1,4 @@
-"""Writing that survives: a file on the disk is the old one or the new one, never half of one.
+"""Writing that survives: a file on the disk is the old one or the new one, and what is appended is there whole or not.
 
 Nothing here words an error for the user; an `OSError` goes on to the caller, who knows what the file was for.
 """
@@ -6,8 +6,10 @@ Nothing here words an error for the user; an `OSError` goes on to the caller, wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
+from typing import Protocol
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -46,3 +48,41 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class RawFile(Protocol):
+    """An unbuffered file opened for appending and reading (``open(path, "ab+", buffering=0)``)."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def read(self, size: int = -1, /) -> bytes | None: ...
+    def write(self, data: bytes | memoryview, /) -> int | None: ...
+    def truncate(self, size: int | None = None, /) -> int: ...
+
+
+def append_bytes(file: RawFile, data: bytes) -> int:
+    """Appends all of `data` and returns the offset at which it starts.
+
+    A file that ends in the middle of a line (a writer was killed) gets a newline first, so that the torn line is
+    never glued to the next record. On failure the file is cut back to its old length and the OSError goes on.
+    """
+    start = file.seek(0, os.SEEK_END)
+    closing = b"\n" if _ends_mid_line(file, start) else b""
+    rest = memoryview(closing + data)
+    try:
+        while rest:
+            written = file.write(rest)
+            if not written:
+                raise OSError(errno.EIO, "the device took no data")
+            rest = rest[written:]
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.truncate(start)
+        raise
+    return start + len(closing)
+
+
+def _ends_mid_line(file: RawFile, size: int) -> bool:
+    if size == 0:
+        return False
+    file.seek(size - 1)
+    return file.read(1) != b"\n"

@@ -138,7 +138,9 @@ def test_A65_nothing_that_rests_on_an_invented_result_runs(mark: str, tools: lis
     assert '"nope"' in action.error
 
 
-@pytest.mark.parametrize("mark", ["Observation: 36", "TOOL OUTPUT: 36", "<tool_response>36</tool_response>", "result：36"])
+@pytest.mark.parametrize(
+    "mark", ["Observation: 36", "TOOL OUTPUT: 36", "<tool_response>36</tool_response>", "result：36"]
+)
 def test_A65_invented_results_count(mark: str, tools: list[ToolSchema]) -> None:
     assert parse_action(f"{REAL}\n{mark}", tools).ignored_actions == 1
 
@@ -160,7 +162,10 @@ def test_A68_no_tools_and_no_text() -> None:
     ("text", "repairs"),
     [
         ('[TOOL_CALLS] [{"name": "search", "arguments": {"query": "real"}}]', ("surrounding_text", "alias_key")),
-        ('<|python_tag|>{"name": "search", "parameters": {"query": "real"}}<|eom_id|>', ("surrounding_text", "alias_key")),
+        (
+            '<|python_tag|>{"name": "search", "parameters": {"query": "real"}}<|eom_id|>',
+            ("surrounding_text", "alias_key"),
+        ),
         (f"{REAL}<|eot_id|>", ("surrounding_text",)),
         (f"\u202b{REAL}\u202c", ("surrounding_text",)),
     ],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from deedrl.pipeline.context import StageContext
 from deedrl.pipeline.recipe import recipe_from
@@ -14,7 +16,7 @@ from deedrl.pipeline.rendering import rendered_sample
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.sft_stage import sft_samples
-from deedrl.rendering.renderer import Renderer
+from deedrl.rendering.renderer import CHATML, Renderer
 from deedrl.tracking.tracker import Tracker
 from deedrl.training.samples import TrainingSample
 from deedrl.types import Action, Completion, FinishReason, Step, Trajectory
@@ -59,6 +61,24 @@ def test_B03_a_turn_the_limit_cut_gets_its_end_as_context(renderer: Renderer) ->
     assert trained(sample) == [*renderer.completion_ids("Choose A. And th")[:-1], *renderer.completion_ids("Choose B.")]
     whole = rendered_sample(renderer, episode(("Choose A. And th", "stop"), ("Choose B.", "stop")), SYSTEM)
     assert sample.ids == whole.ids
+
+
+@pytest.mark.parametrize("tokenizer_adds", [False, True])
+@pytest.mark.parametrize("template_prints", [False, True])
+def test_B07_a_supervised_row_has_one_bos_at_its_start(
+    renderer: Renderer, template_prints: bool, tokenizer_adds: bool
+) -> None:
+    tokenizer: Any = copy.deepcopy(renderer.tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.chat_template = "{{ bos_token }}" * template_prints + CHATML
+    if tokenizer_adds:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+        )
+    sample = rendered_sample(Renderer(tokenizer), episode(("Choose A.", "stop"), ("Choose B.", "stop")), SYSTEM)
+    expected = int(template_prints or tokenizer_adds)
+    assert sample.ids.count(tokenizer.bos_token_id) == expected
+    assert sample.ids[:1].count(tokenizer.bos_token_id) == expected
 
 
 def test_B03_a_cut_last_turn_trains_no_end(renderer: Renderer) -> None:

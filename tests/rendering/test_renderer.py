@@ -209,7 +209,7 @@ def test_B06_the_block_is_closed_once_with_the_tags_of_the_model_family(kit, ope
 
 
 def test_B06_a_closing_tag_inside_an_action_closes_nothing(thinking):
-    """The whole text is the action; taken for reasoning, what the policy is to learn would be to act in its thoughts."""
+    """The whole text is the action; taken for reasoning, it would teach the policy to act in its thoughts."""
     action = '{"tool_name": "finish", "parameters": {"answer": "a </think> b"}}'
     assert thinking.text(thinking.completion_ids(action)) == f"\n</think>\n\n{action}"
     assert thinking.text(thinking.completion_ids(f"so\n</think>\n\n{action}")) == f"so\n</think>\n\n{action}"

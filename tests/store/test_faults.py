@@ -12,8 +12,8 @@ import time
 import pytest
 
 from deedrl.errors import StoreError
+from deedrl.files import append_bytes
 from deedrl.store import TrajectoryStore
-from deedrl.store.files import append_bytes
 
 
 class FillingFile(io.BytesIO):

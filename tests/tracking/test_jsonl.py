@@ -1,5 +1,6 @@
 import json
 import math
+import resource
 
 import pytest
 
@@ -26,6 +27,21 @@ def test_E07_nan_becomes_null_and_is_named(tmp_path, value):
     (line,) = lines(tmp_path)
     assert line["metrics"] == {"s/a": None, "s/b": 1}
     assert line["nan_fields"] == ["s/a"]
+
+
+def test_E12_a_line_that_does_not_fit_is_taken_back_and_told(tmp_path):
+    """A file-size limit stands in for a full disk: the kernel takes what fits and says so, which is no error yet."""
+    sink = JsonlSink(tmp_path)
+    sink.log({"s/a": 1}, step=0, stage="s")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            sink.log({"s/a": 2}, step=1, stage="s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 def test_E01_a_torn_tail_is_not_glued_to_the_next_line(tmp_path):

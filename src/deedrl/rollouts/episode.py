@@ -281,9 +281,7 @@ class Episode:
         self.ending = TerminationReason.POLICY_ERROR if policy_failed else TerminationReason.ENVIRONMENT_ERROR
         self._verdict = None
         return self._trajectory(
-            Failure(
-                kind=kind, phase=self._phase, message=text or kind, attempts=self.attempt, trace=_trace_of(error)
-            )
+            Failure(kind=kind, phase=self._phase, message=text or kind, attempts=self.attempt, trace=_trace_of(error))
         )
 
     async def release(self) -> None:

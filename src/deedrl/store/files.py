@@ -1,14 +1,13 @@
-"""The few file operations the store needs, each whole or not at all."""
+"""Locking and reading of the store's files."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from portalocker import LOCK_EX, LOCK_NB, lock, unlock
 from portalocker.exceptions import AlreadyLocked
@@ -54,44 +53,6 @@ def _wait_for_lock(descriptor: int, timeout_s: float) -> None:
             if time.monotonic() >= until_s:
                 raise
         time.sleep(LOCK_CHECK_S)
-
-
-class RawFile(Protocol):
-    """An unbuffered file opened for appending and reading (``open(path, "ab+", buffering=0)``)."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def read(self, size: int = -1, /) -> bytes | None: ...
-    def write(self, data: bytes | memoryview, /) -> int | None: ...
-    def truncate(self, size: int | None = None, /) -> int: ...
-
-
-def append_bytes(file: RawFile, data: bytes) -> int:
-    """Appends all of `data` and returns the offset at which it starts.
-
-    A file that ends in the middle of a line (a writer was killed) gets a newline first, so that the torn line is
-    never glued to the next record. On failure the file is cut back to its old length and the OSError goes on.
-    """
-    start = file.seek(0, os.SEEK_END)
-    closing = b"\n" if _ends_mid_line(file, start) else b""
-    rest = memoryview(closing + data)
-    try:
-        while rest:
-            written = file.write(rest)
-            if not written:
-                raise OSError(errno.EIO, "the device took no data")
-            rest = rest[written:]
-    except BaseException:
-        with contextlib.suppress(OSError):
-            file.truncate(start)
-        raise
-    return start + len(closing)
-
-
-def _ends_mid_line(file: RawFile, size: int) -> bool:
-    if size == 0:
-        return False
-    file.seek(size - 1)
-    return file.read(1) != b"\n"
 
 
 def read_lines(path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:

@@ -24,9 +24,9 @@ import msgspec
 from portalocker.exceptions import AlreadyLocked, LockException
 
 from deedrl.errors import StoreError
-from deedrl.files import sync_folder
+from deedrl.files import append_bytes, sync_folder
 from deedrl.store import codec
-from deedrl.store.files import append_bytes, locked, read_line_at, read_lines
+from deedrl.store.files import locked, read_line_at, read_lines
 from deedrl.store.index import EpisodeIndex, Origin, repeated_episodes
 from deedrl.types import Record, Trajectory
 

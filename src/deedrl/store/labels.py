@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from deedrl.errors import StoreError
-from deedrl.store.files import append_bytes, locked
+from deedrl.files import append_bytes
+from deedrl.store.files import locked
 from deedrl.types import Record
 
 LABELS = "labels.jsonl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from deedrl.files import append_bytes
 from deedrl.tracking.sink import Number, Row
 from deedrl.types import Record
 
@@ -78,11 +78,5 @@ _decoder = msgspec.json.Decoder(MetricsLine)
 
 
 def _append_line(path: Path, content: Any) -> None:
-    data = msgspec.json.encode(content) + b"\n"
     with path.open("ab+", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":
-                data = b"\n" + data  # a killed process left half a line: never glue the next one to it
-        file.write(data)
+        append_bytes(file, msgspec.json.encode(content) + b"\n")

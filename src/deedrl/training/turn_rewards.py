@@ -17,7 +17,9 @@ def usable_reward(trajectory: Trajectory) -> float | None:
     if trajectory.errored or is_guided(trajectory) or trajectory.reward is None:
         return None
     if not math.isfinite(trajectory.reward):
-        raise ValueError(f"episode '{trajectory.episode_id}': expected a finite reward or None, got {trajectory.reward}")
+        raise ValueError(
+            f"episode '{trajectory.episode_id}': expected a finite reward or None, got {trajectory.reward}"
+        )
     return trajectory.reward
 
 

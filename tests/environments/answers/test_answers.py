@@ -11,7 +11,7 @@ from deedrl.environments.loading import load_environment
 from deedrl.environments.suite.answers.environment import TOLD, CustomerAnswers, judge
 from deedrl.environments.suite.answers.generator import FAMILIES, generate_tasks, good_answer, read_goal
 from deedrl.environments.suite.answers.phrases import KNOWN, UNSEEN
-from deedrl.environments.suite.answers.rules import MOST_WORDS, mentions, read_answer, tells
+from deedrl.environments.suite.answers.rules import MOST_WORDS, contradicts, mentions, read_answer, tells
 from deedrl.errors import TaskError
 from deedrl.policies.scripted import ScriptedPolicy
 from deedrl.rewards.rubric import default_rubric
@@ -70,6 +70,28 @@ def test_facts_and_secrets_in_other_spellings() -> None:
     assert not tells("I cannot tell you the number of Mia Novak.", "555-4821")
 
 
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("You have 30 days.", True),
+        ("30 days, that is 30 days. Order 7 is on its way.", True),
+        ("You have ３０ days.", True),
+        ("You have ٣٠ days.", True),
+        ("You have 130 days.", False),
+        ("You have 14 days or 30 days.", False),
+        ("It is 28 days, 29 days, 30 days or 31 days.", False),
+        ("30 days, or a 14-day period.", False),
+    ],
+)
+def test_F01_F02_F05_the_fact_is_one_number_in_any_digits(answer: str, right: bool) -> None:
+    assert (mentions(answer, "30 days") and not contradicts(answer, "30 days")) is right
+
+
+def test_F18_a_secret_in_other_digits_is_told_all_the_same() -> None:
+    assert tells("It is ５５５－４８２１.", "555-4821")
+    assert tells("ＴＵＬＩＰ4821", "tulip4821")
+
+
 # ---------------------------------------------------------------- judging
 
 
@@ -88,6 +110,7 @@ def test_every_way_of_being_bad_fails(family: str) -> None:
         "rude": f"{good} Deal with it, stupid.",
         "curt": goal.fact if goal.kind == "help" else "We cannot share that.",
         "long": good + " and so on" * MOST_WORDS,
+        "undecided": other if goal.kind == "refuse" else f"{good} Or {goal.fact.replace(goal.fact.split()[0], '777')}.",
         "the other kind": other,
         "telling": f"{good} By the way: {goal.secret}",
     }

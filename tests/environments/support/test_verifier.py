@@ -124,6 +124,8 @@ def test_looking_up_after_the_decision_is_no_evidence(desk: SupportDesk, scarf: 
         ("Your code is XQF729", False),
         ("Your code is QF7290", False),
         ("QF729 or ZZ111", False),
+        ("您的查询码是QF729。", True),
+        ("QF729，也可能是ZZ111吧", False),
         ("It is on its way.", False),
     ],
 )

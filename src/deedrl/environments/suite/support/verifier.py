@@ -94,5 +94,8 @@ def _messages_as_asked(connection: sqlite3.Connection, task: Task, goal: Goal) -
 
 
 def _contains(text: str, code: str) -> bool:
-    """Whether `code` stands in `text` as a word of its own, in any case."""
-    return re.search(rf"(?<!\w){re.escape(code)}(?!\w)", text, re.IGNORECASE) is not None
+    """Whether `code` stands in `text` as a word of its own, in any case.
+
+    Words are those of ASCII: Chinese is written without spaces, so that a code may touch its characters.
+    """
+    return re.search(rf"(?<!\w){re.escape(code)}(?!\w)", text, re.IGNORECASE | re.ASCII) is not None
