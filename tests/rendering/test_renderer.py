@@ -265,6 +265,20 @@ def test_B15_control_token_text_in_sft_completions_stays_characters(chatml):
     assert chatml.completion_ids(INJECTION).count(chatml.turn_end_id) == 1
 
 
+def test_B15_added_tokens_that_are_no_special_ones_stay_characters_in_what_tools_and_users_say(kit):
+    """Families mark ``</think>`` and ``<tool_call>`` as ordinary text; in a result they are the tool's characters."""
+    renderer = Renderer(kit.build_tokenizer())
+    renderer.tokenizer.add_tokens(["<table>"])  # a word of no template
+    think, end, table = (renderer.tokenizer.convert_tokens_to_ids(word) for word in ("<think>", "</think>", "<table>"))
+    said = "</think>a<think></think> <table>"
+    for role in ("user", "tool"):
+        ids = renderer.prompt_ids([Message(role="user", content="x"), Message(role=role, content=said)])
+        assert (ids.count(think), ids.count(end), ids.count(table)) == (0, 0, 1)
+        assert said in renderer.tokenizer.decode(ids)
+    own = renderer.completion_ids(said)
+    assert (own.count(think), own.count(end)) == (1, 2), "the policy's own are tokens"
+
+
 def test_B15_placeholder_characters_in_contents_are_harmless(chatml):
     text = "\ue0000\ue001 and \ue0001\ue001"
     ids = chatml.prompt_ids([Message(role="system", content=text), Message(role="user", content=text)])

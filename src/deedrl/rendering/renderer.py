@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Protocol
 
 from deedrl.errors import ModelError
@@ -33,6 +34,7 @@ class Tokenizer(Protocol):
 
     chat_template: Any
     bos_token_id: int | None
+    added_tokens_decoder: Mapping[int, Any]
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
     def __call__(self, text: str, **kwargs: Any) -> Any: ...
@@ -117,8 +119,16 @@ class Renderer:
         ids: list[int] = []
         # Template text and numbers of messages in turn, in the template's own order: some put the system text last.
         for place, piece in enumerate(_MARK.split(rendered)):
-            ids += self._encode(messages[int(piece)].content, False) if place % 2 else self._encode(piece, True)
+            ids += self._content_ids(messages[int(piece)]) if place % 2 else self._encode(piece, True)
         return ids
+
+    def _content_ids(self, message: Message) -> list[int]:
+        """Ids of what a message says; in what tools and users say, words of the template are cut into characters."""
+        content = message.content
+        if message.role not in ("user", "tool") or self._template_words is None:
+            return self._encode(content, False)
+        cuts = [0, *(word.start() + 1 for word in self._template_words.finditer(content)), len(content)]
+        return [token for start, end in pairwise(cuts) for token in self._encode(content[start:end], False)]
 
     def _tail(self, new_messages: tuple[Message, ...]) -> list[int]:
         opening = (Message(role="user", content=""), Message(role="assistant", content=""))
@@ -146,6 +156,15 @@ class Renderer:
     def _bos_id(self) -> int:
         assert self.tokenizer.bos_token_id is not None
         return self.tokenizer.bos_token_id
+
+    @cached_property
+    def _template_words(self) -> re.Pattern[str] | None:
+        """Added tokens that count as ordinary text and yet mean something in a conversation (``</think>``,
+        ``<tool_call>`` of some families): the tokenizer would make them of any text that holds their characters."""
+        meant = "\n".join([str(self.tokenizer.chat_template), *(tag for tags in REASONING_TAGS for tag in tags)])
+        added = (token for token in self.tokenizer.added_tokens_decoder.values() if not token.special)
+        words = [token.content for token in added if len(token.content.strip()) > 1 and token.content in meant]
+        return re.compile("|".join(map(re.escape, words))) if words else None
 
     @cached_property
     def _adds_bos(self) -> bool:
