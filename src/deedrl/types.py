@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from deedrl.errors import TaskError
-
 SCHEMA_VERSION = 1
 """Version of the trajectory record; written into every stored line."""
 
@@ -53,19 +51,9 @@ class Task(Record, frozen=True):
 
 
 def content_hash(task: Task) -> str:
-    """Hash of what an agent could meet in `task`: equal content gives equal ids whatever the split says.
-
-    Raises `TaskError` for a text with half of a surrogate pair, which no file can hold.
-    """
+    """Hash of what an agent could meet in `task`: equal content gives equal ids whatever the split says."""
     content = (task.prompt, task.initial_state, task.goal_state, sorted(task.tools), task.difficulty, task.family)
-    try:
-        encoded = msgspec.json.encode(content, order="deterministic")
-    except UnicodeEncodeError as error:
-        raise TaskError(
-            f"task {task.prompt[:60]!r}: expected text that UTF-8 can hold, got half of a surrogate pair ({error}); "
-            'clean it, for example with text.encode("utf-8", "replace").decode()'
-        ) from error
-    return hashlib.sha256(encoded).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()[:16]
 
 
 # ---------------------------------------------------------------- messages and actions

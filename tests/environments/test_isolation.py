@@ -18,10 +18,16 @@ from deedrl.tools.tool import ToolCrash
 from deedrl.types import Action, Task, Verdict
 
 TASK = Task.create(prompt="count to two")
+EARLIER: list[psutil.Process] = []
 
 
 def call(name: str, **parameters: object) -> Action:
     return Action(tool_name=name, parameters=parameters)
+
+
+@pytest.fixture(autouse=True)
+def _earlier_processes() -> None:
+    EARLIER[:] = psutil.Process().children(recursive=True)
 
 
 @pytest.fixture
@@ -33,7 +39,8 @@ def environment(stuck_ref: str) -> Iterator[ProcessEnvironment]:
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Processes that this test has started; libraries that earlier tests used may have left some of their own."""
+    return [process for process in psutil.Process().children(recursive=True) if process not in EARLIER]
 
 
 def test_same_episode_as_in_this_process(environment: ProcessEnvironment, stuck_ref: str) -> None:

@@ -32,6 +32,15 @@ def test_at_most_three_pairs_of_a_task(trajectories) -> None:
     assert len(shown_pairs(episodes, limit=100, seed=0)) == 3
 
 
+def test_G04_episodes_of_different_roles_are_not_compared(trajectories) -> None:
+    roles = [trajectories(f"{role}{n}", f"text {n}", role=role) for role in ("solver", "critic") for n in range(2)]
+    found = shown_pairs(roles, limit=10, seed=3)
+    assert [{pair.left.episode_id, pair.right.episode_id} for pair in found] in (
+        [{"solver0", "solver1"}, {"critic0", "critic1"}],
+        [{"critic0", "critic1"}, {"solver0", "solver1"}],
+    )
+
+
 def test_H11_H14_neither_escapes_nor_keys_nor_the_verdict_are_shown(trajectories) -> None:
     said = "\x1b[31mred\x1b[0m hf_abcdefghij0123456789 and hf_abcdef\x1b[1mghij0123456789"
     found = shown(trajectories("a", said, verdict=Verdict(solved=True)))

@@ -336,12 +336,14 @@ def test_fresh_episodes_that_are_ranked_worse_than_at_the_start_are_an_alarm_onc
     assert drift_alarm([(0.0, 0.0)] * 5, 1, 0.15) is None
 
 
-def test_learned_figures_by_hand() -> None:
-    def episode(name: str, value: float | None, solved: bool | None, task: str = "t") -> Trajectory:
+def test_G04_learned_figures_by_hand_compare_siblings_of_one_role() -> None:
+    def episode(
+        name: str, value: float | None, solved: bool | None, task: str = "t", role: str = "agent"
+    ) -> Trajectory:
         terms = {"rm": TermScore(value=value, weight=1.0)}
         verdict = None if solved is None else Verdict(solved=solved)
         breakdown = RewardBreakdown(total=value, terms=terms)
-        return Trajectory(episode_id=name, task_id=task, verdict=verdict, breakdown=breakdown)
+        return Trajectory(episode_id=name, task_id=task, role=role, verdict=verdict, breakdown=breakdown)
 
     episodes = [
         episode("a", 0.9, True),
@@ -350,9 +352,10 @@ def test_learned_figures_by_hand() -> None:
         episode("d", None, False),
         episode("e", 0.2, None),
         episode("f", 0.1, False, task="u"),
+        episode("g", 0.3, True, role="critic"),
     ]
     figures = learned_figures(["rm"], episodes)
-    assert figures["rm_mean"] == pytest.approx((0.9 + 0.4 + 0.9 + 0.2 + 0.1) / 5)
+    assert figures["rm_mean"] == pytest.approx((0.9 + 0.4 + 0.9 + 0.2 + 0.1 + 0.3) / 6)
     assert (figures["rm_compared"], figures["rm_agreeing"], figures["rm_agreement"]) == (2, 1.5, 0.75)
     assert "rm_agreement" not in learned_figures(["rm"], episodes[:1])
     assert learned_figures([], episodes) == {}

@@ -110,6 +110,18 @@ def test_D01_a_policy_that_returns_no_completion_is_a_failure_and_no_endless_loo
     assert "expected a Completion of the policy, got " in played.failure.message
 
 
+def test_D01_an_exception_without_a_text_is_a_failure_like_any_other(kit):
+    class Broken(Exception):
+        def __str__(self):
+            return self.reason  # was never set
+
+    def script(request):
+        raise Broken
+
+    [played] = kit.play_many(kit.make_specs(1), script, failures=kit.lenient)
+    assert (played.failure.kind, played.failure.message) == ("Broken", "(its text raised AttributeError)")
+
+
 def test_D01_a_release_that_fails_costs_no_episode(kit, caplog):
     class Unreleasable(ScriptedPolicy):
         async def release(self, episode_id):

@@ -74,13 +74,6 @@ def test_F22_empty_split_is_an_error_that_says_what_is_there(pool: TaskPool) -> 
         pool.split("validation")
 
 
-def test_E06_text_that_no_file_can_hold_is_refused_when_the_task_is_made() -> None:
-    with pytest.raises(TaskError, match=r"task 'Read .*half of a surrogate pair"):
-        Task.create("Read \ud800 aloud.")
-    with pytest.raises(TaskError, match="half of a surrogate pair"):
-        Task.create("Read it.", initial_state={"name": ["\udcff"]})
-
-
 def test_groups_keep_the_order_of_first_appearance(pool: TaskPool) -> None:
     assert {name: prompts(view) for name, view in pool.families().items()} == {"one": "acd", "two": "be"}
     assert {name: prompts(view) for name, view in pool.by_difficulty().items()} == {"easy": "abc", "hard": "de"}

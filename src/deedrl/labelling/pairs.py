@@ -57,16 +57,16 @@ def training_episodes(folder: Path) -> Iterator[Trajectory]:
 
 
 def shown_pairs(episodes: Iterable[Trajectory], *, limit: int, seed: int) -> list[ShownPair]:
-    """At most `limit` pairs, up to three of a task, of episodes that did not say the same.
+    """At most `limit` pairs, up to three of a task and role, of episodes that did not say the same.
 
     The seed decides what is drawn, in which order and on which side: all raters get the same.
     """
-    by_task: dict[str, dict[tuple[str, ...], Episode]] = {}
+    by_task: dict[tuple[str, str], dict[tuple[str, ...], Episode]] = {}
     for trajectory in episodes:
         said = tuple(step.completion.text for step in trajectory.steps)
-        by_task.setdefault(trajectory.task_id, {}).setdefault(said, shown(trajectory))
+        by_task.setdefault((trajectory.task_id, trajectory.role), {}).setdefault(said, shown(trajectory))
     pairs: list[ShownPair] = []
-    for task, different in sorted(by_task.items()):
+    for (task, _), different in sorted(by_task.items()):
         chance = random.Random(f"{seed} {task}")
         possible = list(combinations(different.values(), 2))
         for pair in chance.sample(possible, min(len(possible), PAIRS_PER_TASK)):

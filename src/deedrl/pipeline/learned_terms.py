@@ -149,10 +149,11 @@ def learned_figures(names: Sequence[str], episodes: Sequence[Trajectory]) -> dic
     figures: dict[str, float] = {}
     for name in names:
         values = [(t, value) for t in episodes if (value := _value(t, name)) is not None]
-        by_task: dict[str, tuple[list[float], list[float]]] = {}
+        by_task: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
         for trajectory, value in values:
             if trajectory.solved is not None:
-                by_task.setdefault(trajectory.task_id, ([], []))[trajectory.solved].append(value)
+                siblings = by_task.setdefault((trajectory.task_id, trajectory.role), ([], []))
+                siblings[trajectory.solved].append(value)
         pairs = [(good, bad) for failed, solved in by_task.values() for good, bad in product(solved, failed)]
         agreeing = sum((good > bad) + (good == bad) / 2 for good, bad in pairs)
         figures |= {f"{name}_mean": fmean(value for _, value in values)} if values else {}

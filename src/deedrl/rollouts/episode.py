@@ -272,7 +272,7 @@ class Episode:
         self._slot.broken = True
         if self.ending is TerminationReason.TIMEOUT and self._phase == "verify" and self._verdict is None:
             return self._trajectory()
-        kind, text = type(error).__name__, loggable(str(error))
+        kind, text = type(error).__name__, _words_of(error)
         message = f"{kind}: {text}"
         log.warning("episode %s, attempt %d: %s failed: %s", self.spec.episode_id, self.attempt, self._phase, message)
         if self._turn is not None:
@@ -290,7 +290,7 @@ class Episode:
             try:
                 await self._policy.release(self.spec.episode_id)
             except Exception as error:  # noqa: BLE001  the episode is over; nothing depends on this any more
-                trouble = loggable(f"{type(error).__name__}: {error}")
+                trouble = f"{type(error).__name__}: {_words_of(error)}"
                 log.warning("release of episode %s failed: %s", self.spec.episode_id, trouble)
 
     def _step(self, action: Action) -> tuple[str, Any, bool, bool, dict[str, Any]]:
@@ -356,6 +356,14 @@ class Episode:
             tool_versions=self._versions,
             prompt_variant=variant.recorded_name,
         )
+
+
+def _words_of(error: Exception) -> str:
+    """The text of an exception as it may be logged and kept."""
+    try:
+        return loggable(str(error))
+    except Exception as second:  # noqa: BLE001  an author's exception class may be broken itself
+        return f"(its text raised {type(second).__name__})"
 
 
 def _trace_of(error: Exception) -> str:
