@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from deedrl.environments import checker, contract
 from deedrl.environments.checker import check_environment
-from deedrl.environments.contract import checked_tasks, contained, demonstration
+from deedrl.environments.contract import checked_state_hash, checked_tasks, contained, demonstration
 from deedrl.environments.environment import Environment
-from deedrl.errors import EnvironmentAuthorError
+from deedrl.errors import ConfigError, EnvironmentAuthorError
 from deedrl.tools.limits import ToolInterrupted, alarm
 from deedrl.tools.tool import tool
 from deedrl.types import Action, Split, Task, Verdict
@@ -124,3 +125,44 @@ def test_an_alarm_inside_another_leaves_the_outer_one_its_time() -> None:
     with pytest.raises(ToolInterrupted):
         nested()
     assert time.monotonic() - began < 3.0
+
+
+# ---------------------------------------------------------------- generated tasks
+
+
+def generating(give: Callable[[str], Any]) -> type[Environment]:
+    class Odd(Job):
+        @classmethod
+        def generate_tasks(cls, split: Split, count: int, seed: int) -> Any:
+            return give(split)
+
+    return Odd
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda split: 1 // 0, r"Odd.generate_tasks raised ZeroDivisionError: .*test_contract.py:\d+ in <lambda>"),
+        (lambda split: [Task.create("\ud800")], "Odd.generate_tasks raised UnicodeEncodeError"),
+        (lambda split: [7], "expected tasks, got 7; build them with Task.create"),
+        (
+            lambda split: [Task.create("Go.", split="train")],
+            "of the split 'test', got task .* of 'train'",
+        ),
+    ],
+)
+def test_tasks_that_break_the_contract_are_the_authors_error(give: Callable[[str], Any], message: str) -> None:
+    with pytest.raises(EnvironmentAuthorError, match=message):
+        checked_tasks(generating(give), "test", 2, 0)
+
+
+def test_choosing_tasks_by_what_the_environment_does_not_know_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.difficulties: Odd\.generate_tasks cannot choose"):
+        checked_tasks(generating(lambda split: []), "test", 2, 0, difficulties=("easy",))
+
+
+def test_state_hash_is_a_text_or_nothing() -> None:
+    assert checked_state_hash(None, "Odd") is None
+    assert checked_state_hash("7", "Odd") == "7"
+    with pytest.raises(EnvironmentAuthorError, match=r"Odd\.state_hash: expected a text or None, got 7"):
+        checked_state_hash(7, "Odd")

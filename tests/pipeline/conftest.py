@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,7 @@ def recipe() -> Recipe:
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[..., Any]) -> dict[str, Any]:
     """A recipe without stages, whose model has learnt the format of an answer and mostly takes A."""
-    import torch
-
-    from deedrl.pipeline.run import Run
-    from deedrl.pipeline.stages import run_recipe
-    from deedrl.reports.progress import make_progress
+    from playing import play, single_thread
 
     texts = ["Call choose with the letter.", "Answer every turn with one JSON object and nothing else:"]
     texts += ['{"reasoning":"I choose.","tool_name":"choose","parameters":{"letter":"A"}}'] * 20
@@ -64,12 +61,31 @@ def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[..., 
         ],
     }
     folder = tmp_path_factory.mktemp("taught")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # fixtures of a module come after those of the session
-    with Run.open(folder / "run", recipe_from(data)) as run:
-        run_recipe(run.recipe, run, make_progress("quiet"))
-    torch.set_num_threads(threads)
+    with single_thread():
+        play(folder / "run", recipe_from(data))
     environment = folder / "always_b.py"
     environment.write_text(ENVIRONMENT.read_text().replace("\n    @classmethod\n    def rubric", ALWAYS_B))
     model = data["model"] | {"start_adapter": str(folder / "run" / "adapter")}
     return data | {"model": model, "environment": f"{environment}:Letters", "stages": []}
+
+
+@pytest.fixture(scope="session")
+def reward_run(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run of ``deedrl reward-model train``; tests only read it."""
+    from playing import single_thread
+    from reward_models import MODEL, TASKS
+
+    from deedrl.cli.main import main
+    from deedrl.config import dump_yaml
+
+    folder = tmp_path_factory.mktemp("reward-model")
+    (folder / "recipe.yaml").write_text(dump_yaml(taught | {"stages": [MODEL], "tasks": TASKS}))
+    with single_thread(), pytest.raises(SystemExit) as end:
+        main(["reward-model", "train", str(folder / "recipe.yaml"), "--run", str(folder / "whole"), "--quiet"])
+    assert not end.value.code
+    return folder / "whole"
+
+
+@pytest.fixture
+def copied_run(reward_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(reward_run, tmp_path / "copied"))

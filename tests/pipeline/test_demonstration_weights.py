@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playing import play
 
 from deedrl.errors import ConfigError
 from deedrl.pipeline.recipe import recipe_from
-from deedrl.pipeline.run import EVENTS, Run, finished_stages, read_events
-from deedrl.pipeline.stages import run_recipe
+from deedrl.pipeline.run import EVENTS, finished_stages, read_events
 from deedrl.reports.data import report_data
-from deedrl.reports.progress import make_progress
 
 
 def collected(taught: dict[str, Any], folder: Path, **settings: Any) -> dict[str, Any]:
@@ -22,8 +21,7 @@ def collected(taught: dict[str, Any], folder: Path, **settings: Any) -> dict[str
         "limits": {"max_steps": 4},
         "stages": [{"stage": "cold_start", "tasks": 0, **settings}],
     }
-    with Run.open(folder, recipe_from(data)) as run:
-        run_recipe(run.recipe, run, make_progress("quiet"))
+    play(folder, recipe_from(data))
     events, _ = read_events(folder / EVENTS)
     return dict(finished_stages(events)["cold_start"].metrics)
 

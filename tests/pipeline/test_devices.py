@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from playing import play
 from pretended import pretended_device
 from safetensors.torch import load_file
 from watching import Interruption, Watching
@@ -18,8 +19,7 @@ from watching import Interruption, Watching
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.reward_model_folder import place
-from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import export_policy, run_recipe
+from deedrl.pipeline.stages import export_policy
 from deedrl.policies.local.attention import install
 from deedrl.policies.local.device import chosen_device
 from deedrl.policies.local.engine import Engine
@@ -28,7 +28,6 @@ from deedrl.policies.local.merged import SamplingModel
 from deedrl.policies.local.model import add_adapter, load_adapter, load_model
 from deedrl.policies.local.rows import shared_length
 from deedrl.policies.local.turn import Turn
-from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.training import processes
 from deedrl.training.critic import HeadCritic, Rates
@@ -103,9 +102,7 @@ def on(device: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(data: dict[str, Any], folder: Path, only: set[str] | None = None) -> Path:
-    with Run.open(folder, recipe_from(data)) as opened:
-        run_recipe(opened.recipe, opened, make_progress("quiet"), only=only)
-    return folder
+    return play(folder, recipe_from(data), only=only)
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +175,8 @@ def test_a_run_goes_over_to_another_device(data: dict[str, Any], tmp_path: Path,
     """Begun on the processor, interrupted amid a stage, and ended on an accelerator that the recipe now names."""
     begun = data | {"stages": [STAGES[0] | {"tasks": 0}, STAGES[1]]}
     run(on("cpu", begun), tmp_path / "whole")
-    with Run.open(tmp_path / "run", recipe_from(on("cpu", begun))) as opened, pytest.raises(Interruption):
-        run_recipe(opened.recipe, opened, Watching("sft", at=1))
+    with pytest.raises(Interruption):
+        play(tmp_path / "run", recipe_from(on("cpu", begun)), Watching("sft", at=1))
     with made_available(kind):
         run(on("cuda:0", begun), tmp_path / "run")
     whole, found = (CheckpointFolder(tmp_path / name / "checkpoints" / "sft").latest() for name in ("whole", "run"))

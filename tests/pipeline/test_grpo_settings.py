@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Watching
 
@@ -16,9 +17,6 @@ from deedrl.errors import ConfigError
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.grpo_stage import comparison
 from deedrl.pipeline.recipe import recipe_from
-from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import run_recipe
-from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 from deedrl.types import Action, Completion, RewardBreakdown, Step, TerminationReason, Trajectory
@@ -71,7 +69,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[..., 
             {"stage": "sft", "steps": 40, "batch_size": 8, "learning_rate": 1e-2},
         ],
     }
-    play(folder / "run", data)
+    play(folder / "run", recipe_from(data))
     return data | {"model": data["model"] | {"start_adapter": str(folder / "run" / "adapter")}}
 
 
@@ -85,15 +83,8 @@ def written(folder: Path, state_hash: str) -> Path:
     return file
 
 
-def play(folder: Path, data: dict[str, Any], progress: Any = None) -> Path:
-    recipe = recipe_from(data)
-    with Run.open(folder, recipe) as run:
-        run_recipe(recipe, run, progress or make_progress("quiet"))
-    return folder
-
-
 def trained(folder: Path, taught: dict[str, Any], progress: Any = None, **changes: Any) -> Path:
-    return play(folder, taught | {"stages": [GRPO | changes]}, progress)
+    return play(folder, recipe_from(taught | {"stages": [GRPO | changes]}), progress)
 
 
 def adapter(folder: Path) -> torch.Tensor:

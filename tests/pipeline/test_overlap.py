@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Interruption, Watching
 
@@ -18,9 +19,6 @@ from deedrl.pipeline import online
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.recipe import load_recipe, recipe_from
-from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import run_recipe
-from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 
@@ -125,9 +123,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory, tiny_models: Callable[
 
 
 def train(recipe_file: Path, folder: Path, progress: Any = None, overrides: tuple[str, ...] = ()) -> Path:
-    with Run.open(folder, load_recipe(recipe_file, list(overrides))) as run:
-        run_recipe(run.recipe, run, progress or make_progress("quiet"))
-    return folder
+    return play(folder, load_recipe(recipe_file, list(overrides)), progress)
 
 
 @pytest.fixture(scope="module")

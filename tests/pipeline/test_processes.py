@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launching import compare_checkpoints, compare_episodes, compare_figures, tolerance, torchrun
+from playing import play
 from safetensors.torch import load_file
 
 from deedrl.config import dump_yaml
 from deedrl.errors import StoreError
-from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import run_recipe
-from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
-from deedrl.tracking.jsonl import read_metrics
 from deedrl.training import processes
 from deedrl.training.packing import pack
 from deedrl.training.samples import samples_from
 
-LIMIT_S = 900.0
-"""Far more than it takes on a busy machine; a hang would last for ever."""
 MICRO_BATCH_TOKENS = 16
 ONLINE: dict[str, Any] = {
     "steps": 2,
@@ -70,26 +63,6 @@ def _one_thread(one_thread: None) -> None:
     pass
 
 
-def compare(one: Path, two: Path, stage: str) -> None:
-    """The newest checkpoints of a stage in two run folders."""
-    expected, found = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in (one, two))
-    assert expected is not None
-    assert found is not None
-    assert expected.step == found.step
-    assert expected.state == found.state
-    assert expected.tensors.keys() == found.tensors.keys()
-    assert any(name.startswith("exp_avg") for name in expected.tensors)
-    for name, value in expected.tensors.items():
-        torch.testing.assert_close(found.tensors[name], value, **tolerance(name), msg=lambda m, n=name: f"{n}: {m}")
-
-
-def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    command += ["-m", "deedrl", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-
 @pytest.fixture(scope="module")
 def data(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe whose adapter has dropout, which must not depend on who computes what."""
@@ -104,9 +77,7 @@ def data(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> di
 def both(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Run folders of the same recipe by one process and by two; tests only read them."""
     folder = tmp_path_factory.mktemp("runs")
-    recipe = recipe_from(data)
-    with Run.open(folder / "one", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"))
+    play(folder / "one", recipe_from(data))
     (folder / "recipe.yaml").write_text(dump_yaml(data))
     ended = torchrun(2, "run", folder / "recipe.yaml", "--out", folder / "two", "--processes", 2, "--plain")
     assert ended.returncode == 0, ended.stderr
@@ -114,13 +85,6 @@ def both(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tupl
     assert ended.stdout.count("Report: ") == 1
     assert ended.stderr.count("pairs of") == 1
     return folder / "one", folder / "two"
-
-
-def tolerance(name: str) -> dict[str, float]:
-    """Moments are sums of gradients and of their squares. A step of AdamW is up to the learning rate, 1e-3, however
-    small the gradient is, and where that is next to nothing rounding has a say in it."""
-    of_parameters = "parameter" in name or name.startswith("reference.base_model")
-    return {"rtol": 0.0, "atol": 2e-5} if of_parameters else {"rtol": 1e-3, "atol": 1e-6}
 
 
 @pytest.mark.parametrize("stage", ["grpo", "ppo", "dpo"])
@@ -133,7 +97,7 @@ def test_there_is_work_for_two(both: tuple[Path, Path], stage: str) -> None:
 
 @pytest.mark.parametrize("stage", LEARNERS)
 def test_two_processes_learn_what_one_learns(both: tuple[Path, Path], stage: str) -> None:
-    compare(*both, stage)
+    compare_checkpoints(*both, stage)
 
 
 def test_two_processes_with_optimiser_states_in_shards_learn_what_one_learns(
@@ -161,7 +125,7 @@ def test_two_processes_with_optimiser_states_in_shards_learn_what_one_learns(
     assert ended.returncode == 0, ended.stderr
     assert [(tmp_path / f"shards-{rank}").read_text() for rank in range(2)] == ["True", "True"]
     for stage in ("sft", "grpo", "ppo"):
-        compare(both[0], tmp_path / "run", stage)
+        compare_checkpoints(both[0], tmp_path / "run", stage)
 
 
 def test_two_processes_end_with_the_same_policy(both: tuple[Path, Path]) -> None:
@@ -172,27 +136,12 @@ def test_two_processes_end_with_the_same_policy(both: tuple[Path, Path]) -> None
 
 
 def test_two_processes_log_the_figures_of_the_whole_once(both: tuple[Path, Path]) -> None:
-    lines = [(folder / "metrics.jsonl").read_text().count("\n") for folder in both]
-    assert lines[0] == lines[1]
-    one, two = map(read_metrics, both)
-    assert one.keys() == two.keys()
-    # Which tokens are in a cache depends on the episodes that were played before in the same process, and where policy
-    # and reference are the same, rounding decides which side of a pair is preferred.
-    for name in sorted(one.keys() - {f"{stage}/cache_hit_share" for stage in LEARNERS} - {"dpo/reward_accuracy"}):
-        # A token at the very edge of a range is beyond it or not.
-        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=5e-3 if "fraction" in name else 1e-5), name
+    # Where policy and reference are the same, rounding decides which side of a pair is preferred.
+    compare_figures(*both, without=["dpo/reward_accuracy"])
 
 
 def test_E08_each_episode_is_played_and_stored_once_and_is_the_same(both: tuple[Path, Path]) -> None:
-    for path in sorted((both[0] / "trajectories").glob("*.jsonl")):
-        other = both[1] / "trajectories" / path.name
-        assert path.read_bytes().count(b"\n") == other.read_bytes().count(b"\n")
-        one, two = ({t.episode_id: t for t in TrajectoryStore(file)} for file in (path, other))
-        assert one.keys() == two.keys()
-        for name, episode in one.items():
-            sampled = [[step.completion.token_ids for step in t.steps] for t in (episode, two[name])]
-            assert sampled[0] == sampled[1], name
-            assert episode.reward == two[name].reward
+    compare_episodes(*both)
 
 
 def test_the_run_is_that_of_one_process(both: tuple[Path, Path]) -> None:
@@ -224,8 +173,8 @@ class Chatter"""
     with Run.open(tmp_path / "run", recipe) as run:
         assert run.resumed
         assert run.finished("cold_start") is None
-        run_recipe(recipe, run, make_progress("quiet"))
-        assert run.finished("sft") is not None
+    play(tmp_path / "run", recipe)
+    assert (tmp_path / "run" / "adapter").exists()
 
 
 # ---------------------------------------------------------------- beside the one that writes

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watching import Watching
+from playing import play
 
 from deedrl.environments.suite.answers.generator import generate_tasks
 from deedrl.errors import ConfigError
 from deedrl.pipeline.recipe import load_recipe, recipe_from
-from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import run_recipe
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tracking.jsonl import read_metrics
 
@@ -57,13 +55,6 @@ DPO: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(one_thread: None) -> None:
     pass
-
-
-def play(folder: Path, recipe: Any) -> Watching:
-    progress = Watching()
-    with Run.open(folder, recipe) as run:
-        run_recipe(recipe, run, progress)
-    return progress
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from playing import play
 from safetensors.torch import load_file
 from watching import Interruption, Watching
 
@@ -27,7 +28,7 @@ from deedrl.pipeline import grpo_stage, online, sft_stage, validation
 from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
 from deedrl.pipeline.run import Run
-from deedrl.pipeline.stages import export_policy, run_recipe
+from deedrl.pipeline.stages import export_policy
 from deedrl.pipeline.validation import held_out_score
 from deedrl.reports.data import report_data
 from deedrl.reports.progress import make_progress
@@ -238,8 +239,7 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
         patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
         folder, progress = tmp_path_factory.mktemp("runs") / "watched", Watching()
-        with Run.open(folder, load_recipe(recipe_file, ["checkpoints.keep_last=9"])) as run:
-            run_recipe(run.recipe, run, progress, only=["grpo"])
+        play(folder, load_recipe(recipe_file, ["checkpoints.keep_last=9"]), progress, only=["grpo"])
     return folder, event(folder, "stage_finished", "grpo"), progress
 
 
@@ -290,8 +290,7 @@ def test_F10_an_evaluation_says_where_the_policy_stopped_looking(finished: Path,
     assert use["before"]["numerator"] == 0 < use["after"]["numerator"]
     progress = Watching()
     folder = finished.with_name("looking")
-    with Run.open(folder, load_recipe(recipe_file, [])) as run:
-        run_recipe(run.recipe, run, progress, only=["baseline", "evaluate"])
+    play(folder, load_recipe(recipe_file, []), progress, only=["baseline", "evaluate"])
     # Untrained, both are alike; only an evaluation speaks, for a baseline has fallen from nothing.
     said = [text for text in progress.warnings if "guessing" in text]
     assert said == [
@@ -336,12 +335,10 @@ def test_C15_a_resume_at_the_end_of_a_pass_trains_exactly_the_steps_that_are_lef
     overrides = ["stages.cold_start.tasks=0", "stages.cold_start.demonstrations=8", "stages.sft.batch_size=4"]
     recipe = load_recipe(recipe_file, [*overrides, "stages.sft.steps=null", "stages.sft.epochs=2"])
     stages = ["cold_start", "sft"]
-    with Run.open(tmp_path / "straight", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"), only=stages)
-    with Run.open(tmp_path / "resumed", recipe) as run, pytest.raises(Interruption):
-        run_recipe(recipe, run, Watching("sft", at=at), only=stages)
-    with Run.open(tmp_path / "resumed", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"), only=stages)
+    play(tmp_path / "straight", recipe, only=stages)
+    with pytest.raises(Interruption):
+        play(tmp_path / "resumed", recipe, Watching("sft", at=at), only=stages)
+    play(tmp_path / "resumed", recipe, only=stages)
     lines = [json.loads(line) for line in (tmp_path / "resumed" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["stage"] == "sft"] == [1, 2, 3, 4]
     rates = [read_metrics(tmp_path / name)["sft/learning_rate"] for name in ("straight", "resumed")]
@@ -366,10 +363,9 @@ def test_sft_ends_at_the_first_validation_that_reaches_its_target(
     recipe = load_recipe(recipe_file, [*overrides, "stages.sft.target_completion=0.75"])
     stages = ["cold_start", "sft"]
     if interrupted:
-        with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
-            run_recipe(recipe, run, Watching("sft", at=4), only=stages)
-    with Run.open(tmp_path / "run", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"), only=stages)
+        with pytest.raises(Interruption):
+            play(tmp_path / "run", recipe, Watching("sft", at=4), only=stages)
+    play(tmp_path / "run", recipe, only=stages)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["stage"] == "sft"] == [1, 2, 3, 4]
     assert read_metrics(tmp_path / "run")["sft/validation_completion"] == {2: 0.5, 4: 0.75}
@@ -383,13 +379,12 @@ def test_E08_a_run_that_fails_inside_grpo_resumes_to_the_same_parameters(
     finished: Path, recipe_file: Path, tmp_path: Path, at: int
 ) -> None:
     recipe = load_recipe(recipe_file, [])
-    with Run.open(tmp_path / "run", recipe) as run, pytest.raises(Interruption):
-        run_recipe(recipe, run, Watching("grpo", at=at))
+    with pytest.raises(Interruption):
+        play(tmp_path / "run", recipe, Watching("grpo", at=at))
     saved = CheckpointFolder(tmp_path / "run" / "checkpoints" / "grpo").latest()
     assert saved is not None
     assert saved.step == at
-    with Run.open(tmp_path / "run", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"))
+    play(tmp_path / "run", recipe)
     assert_same_result(finished, tmp_path / "run", tolerance=0.0)
 
 
@@ -430,8 +425,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
 def test_all_weights_are_trained_in_float32(recipe_file: Path, tmp_path: Path) -> None:
     overrides = ["model.adapter=null", "model.dtype=auto", "stages.sft.steps=1", "stages.cold_start.tasks=0"]
     recipe = load_recipe(recipe_file, overrides)
-    with Run.open(tmp_path / "run", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"), only=["cold_start", "sft"])
+    play(tmp_path / "run", recipe, only=["cold_start", "sft"])
     weights = load_file(tmp_path / "run" / "adapter" / "model.safetensors")
     assert {value.dtype for value in weights.values()} == {torch.float32}
     export_policy(tmp_path / "run", tmp_path / "out", merge=True)
@@ -444,10 +438,8 @@ def test_the_baseline_is_of_the_untouched_model_even_when_it_runs_last(
     finished: Path, recipe_file: Path, tmp_path: Path
 ) -> None:
     recipe = load_recipe(recipe_file, [])
-    with Run.open(tmp_path / "run", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"), only=["cold_start", "sft"])
-    with Run.open(tmp_path / "run", recipe) as run:
-        run_recipe(recipe, run, make_progress("quiet"), only=["baseline"])
+    play(tmp_path / "run", recipe, only=["cold_start", "sft"])
+    play(tmp_path / "run", recipe, only=["baseline"])
     assert summary_of(tmp_path / "run")["before"] == summary_of(finished)["before"]
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from deedrl.cli.main import main
 from deedrl.errors import ConfigError
-from deedrl.pipeline.recipe import load_recipe
-from deedrl.pipeline.stages import run_recipe
 from deedrl.training import processes
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 @pytest.mark.parametrize(
@@ -106,11 +100,3 @@ def test_a_message_says_which_process_it_is_of() -> None:
     assert processes.name({"RANK": "1", "WORLD_SIZE": "4"}) == "process 2 of 4"
     assert processes.name({"RANK": "0", "WORLD_SIZE": "1"}) == ""
     assert processes.name({}) == ""
-
-
-def test_a_reward_model_wants_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is opened before that is said."""
-    recipe = load_recipe(RECIPES / "support-reward-model.yaml")
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    with pytest.raises(ConfigError, match="expected one process for a recipe with a reward model, got 2"):
-        run_recipe(recipe, None, None)  # type: ignore[arg-type]

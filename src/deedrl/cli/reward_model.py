@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deedrl.cli.options import PlainOption, QuietOption, progress_from
+from deedrl.cli.options import PlainOption, ProcessesOption, QuietOption, progress_from
+from deedrl.cli.run import joined_with
 from deedrl.cli.stage import stage_command
 
 if TYPE_CHECKING:
     from deedrl.pipeline.reward_model_folder import RewardModelInfo
+    from deedrl.pipeline.session import Session
     from deedrl.training.rank_agreement import RankAgreement
 
 reward_model = typer.Typer(help="Learn from preferences to score episodes.", no_args_is_help=True)
@@ -40,27 +44,23 @@ def score(
     labels: LabelsOption = None,
     plain: PlainOption = False,
     quiet: QuietOption = False,
+    processes: ProcessesOption = None,
 ) -> None:
     """Score a run's stored episodes, one JSON object a line; with --labels, how far labels agree instead."""
     import msgspec
 
     from deedrl.pipeline.reward_model_folder import open_version
-    from deedrl.pipeline.reward_model_scoring import (
-        agreement_with,
-        reward_model_of,
-        scored_episodes,
-        session_of,
-    )
+    from deedrl.pipeline.reward_model_scoring import agreement_with, reward_model_of, scored_episodes
     from deedrl.pipeline.reward_model_stage import newest_of
 
-    with session_of(run, progress_from(plain, quiet, False)) as session:
+    with _session(run, plain, quiet, processes) as session:
         settings = reward_model_of(session, stage)
         saved = newest_of(session, settings) if model is None else open_version(model)
         if labels:
-            typer.echo(_words(agreement_with(session, settings, saved, labels)))
+            _show(session, [_words(agreement_with(session, settings, saved, labels))])
             return
-        for episode in scored_episodes(session, settings, saved, store or []):
-            typer.echo(msgspec.json.encode(episode).decode())
+        episodes = scored_episodes(session, settings, saved, store or [])
+        _show(session, (msgspec.json.encode(episode).decode() for episode in episodes))
 
 
 @reward_model.command("refresh")
@@ -70,16 +70,33 @@ def refresh(
     labels: LabelsOption = None,
     plain: PlainOption = False,
     quiet: QuietOption = False,
+    processes: ProcessesOption = None,
 ) -> None:
     """Go on from a run's reward model with episodes and labels that came since; its calibration set is kept."""
-    from deedrl.pipeline.reward_model_scoring import reward_model_of, session_of
+    from deedrl.pipeline.reward_model_scoring import reward_model_of
     from deedrl.pipeline.reward_model_stage import refresh as refreshed
 
-    with session_of(run, progress_from(plain, quiet, False)) as session:
+    with _session(run, plain, quiet, processes) as session:
         before, after = refreshed(session, reward_model_of(session, stage), labels or [])
-    for line in _compared(before.info, after.info):
-        typer.echo(line)
-    typer.echo(f"Saved: {after.folder}")
+        _show(session, [*_compared(before.info, after.info), f"Saved: {after.folder}"])
+
+
+@contextmanager
+def _session(run: Path, plain: bool, quiet: bool, processes: int | None) -> Iterator[Session]:
+    """A session in the run of a folder, in each of the processes that a launcher started."""
+    from deedrl.pipeline.own_recipe import load_own_recipe
+    from deedrl.pipeline.reward_model_scoring import session_of
+
+    progress = progress_from(plain, quiet, False)
+    with joined_with(load_own_recipe(run), progress, processes) as own, session_of(run, own) as session:
+        yield session
+
+
+def _show(session: Session, lines: Iterable[str]) -> None:
+    """Prints `lines`, which all processes make together, once."""
+    for line in lines:
+        if session.run.writes:
+            typer.echo(line)
 
 
 def _compared(before: RewardModelInfo, after: RewardModelInfo) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,11 +83,21 @@ def execute(
 
     Of several processes that a launcher started (`processes`, if given) the first alone speaks and reports.
     """
+    with joined_with(recipe, progress, processes) as own:
+        _execute(recipe, folder, own, only, show_results)
+
+
+@contextmanager
+def joined_with(recipe: Recipe, progress: Progress, processes: int | None) -> Iterator[Progress]:
+    """Inside the block this process trains with those that the launcher started (`processes`, if given).
+
+    Gives `progress` in the first of them, and one that says nothing in the others.
+    """
     from deedrl.reports.progress import NoProgress
     from deedrl.training.processes import is_first, joined
 
     with joined(processes, shard_optimiser=recipe.processes.shard == "optimiser"):
-        _execute(recipe, folder, progress if is_first() else NoProgress(), only, show_results)
+        yield progress if is_first() else NoProgress()
 
 
 def _execute(

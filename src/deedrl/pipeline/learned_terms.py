@@ -9,6 +9,7 @@ later lines of the same episodes (docs/decisions/0028).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +32,7 @@ from deedrl.policies.local.attention import context_limit
 from deedrl.rewards.rubric import Rubric, WeightedTerm, rescore
 from deedrl.rewards.term import FunctionTerm
 from deedrl.tracking.jsonl import read_metrics
+from deedrl.training import processes
 from deedrl.training.rank_agreement import Place, sigmoid
 from deedrl.training.reward_model import Reading, RewardModel, readings, turn_places
 from deedrl.training.samples import samples_from
@@ -56,7 +58,7 @@ def with_learned_terms(session: Session, stage: str, store: str, played: Sequenc
         values = {name: _values(session, stage, name, fresh) for name in names}
         rubric = _with_terms(session, values)
         scored = {t.episode_id: rescore(t, rubric) for t in fresh}
-        session.store(store).append_many(scored.values())
+        session.keep(store, scored.values())
         played = [scored.get(t.episode_id, t) for t in played]
     return list(played)
 
@@ -126,11 +128,17 @@ def _placed(session: Session, stage: str, name: str) -> tuple[PlacedRewardModel,
 
 def _version_for(session: Session, stage: str, name: str) -> SavedRewardModel:
     """The version that `stage` began with, so that a refresh in between changes no reward; the newest if it begins."""
+    version = processes.from_first(lambda: _version_number(session, stage, name))
+    return open_version(version_folder(session.run.reward_models(name), version))
+
+
+def _version_number(session: Session, stage: str, name: str) -> int:
+    """As noted when the stage began; noted now if it begins."""
     folder = session.run.reward_models(name)
     path = folder / USED
     used = msgspec.json.decode(path.read_bytes(), type=dict[str, int]) if path.exists() else {}
     if stage in used:
-        return open_version(version_folder(folder, used[stage]))
+        return used[stage]
     saved = newest_version(folder) if session.run.finished(name) else None
     if saved is None:
         raise DeedRLError(
@@ -138,7 +146,7 @@ def _version_for(session: Session, stage: str, name: str) -> SavedRewardModel:
             f"before: deedrl reward-model train --run {session.run.folder} --stage {name}"
         )
     session.run.write_json(str(path.relative_to(session.run.folder)), used | {stage: saved.info.version})
-    return saved
+    return saved.info.version
 
 
 # ---------------------------------------------------------------- is it still right?
@@ -177,7 +185,8 @@ def drift(session: Session, stage: str, step: int) -> tuple[list[str], bool]:
     for settings in session.recipe.stages:
         if not isinstance(settings, RewardModelStage) or settings.title not in session.recipe.learned_terms:
             continue
-        logged = _logged(session.run.folder, stage, settings.title, step)
+        # The process that writes metrics alone knows that they are there.
+        logged = processes.from_first(partial(_logged, session.run.folder, stage, settings.title, step))
         alarms = [
             drift_alarm(logged[: len(logged) - back], settings.drift_pairs, settings.max_fall)
             for back in range(max(settings.patience, 1))

@@ -157,7 +157,7 @@ def _load_head(model: RewardModel, path: Path) -> None:
 
 def save_version(
     folder: Path, placed: PlacedRewardModel, info: RewardModelInfo, calibration: tuple[CalibrationSet, ...]
-) -> SavedRewardModel:
+) -> None:
     """Writes ``folder/v…`` of `info.version`; an unfinished one of an earlier try is replaced, a finished one kept."""
     target = version_folder(folder, info.version)
     scratch = target.with_name(f".{target.name}")
@@ -174,7 +174,6 @@ def save_version(
                 f"{target}: cannot write the reward model ({error.strerror or error}); make room and run the same "
                 "command again"
             ) from error
-    return open_version(target)
 
 
 def _write(

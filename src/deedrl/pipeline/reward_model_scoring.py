@@ -24,6 +24,7 @@ from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
 from deedrl.policies.local.attention import context_limit
 from deedrl.tracking.tracker import open_tracker
+from deedrl.training import processes
 from deedrl.training.rank_agreement import Comparison, Place, RankAgreement, rank_agreement
 from deedrl.training.reward_labels import compared_turns
 from deedrl.training.reward_model import Reading, RewardModel, readings, turn_places
@@ -52,8 +53,10 @@ class ScoredEpisode(Record, frozen=True):
 def session_of(folder: Path, progress: Progress) -> Iterator[Session]:
     """A session in the run of `folder`, by its own recipe."""
     recipe = load_own_recipe(folder)
-    with Run.open(folder, recipe) as run, open_tracker(["jsonl"], folder, config=to_plain(recipe)) as tracker:
-        yield Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
+    with Run.open(folder, recipe) as run:
+        sinks = ["jsonl"] if run.writes else []
+        with open_tracker(sinks, folder, config=to_plain(recipe)) as tracker:
+            yield Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
 
 
 def reward_model_of(session: Session, name: str | None) -> RewardModelStage:
@@ -112,13 +115,17 @@ def agreement_with(
     session: Session, stage: RewardModelStage, saved: SavedRewardModel, files: Sequence[Path]
 ) -> RankAgreement:
     """Of the model with the labels in `files`."""
-    comparisons: list[Comparison]
-    if saved.info.reads == "outcome":
-        comparisons = labelled_comparisons(session, stage, files)
-    else:
-        seed = session.context.seed(stage.title, "labels")
-        comparisons = compared_turns(labelled_turns(session, stage, files), seed)
+    comparisons = processes.from_first(lambda: _labelled(session, stage, saved, files))
     episodes = tokens_of(session, stage, named_episodes(comparisons))
     places = list(dict.fromkeys(place for one in comparisons for place in (one.better, one.worse)))
     with placed_for(session.loaded, f"{stage.title} scoring", stage.micro_batch_tokens, saved) as placed:
         return rank_agreement(comparisons, placed.model.scores(episodes, places))
+
+
+def _labelled(
+    session: Session, stage: RewardModelStage, saved: SavedRewardModel, files: Sequence[Path]
+) -> list[Comparison]:
+    """What people said, of pairs or of turns, as the model reads."""
+    if saved.info.reads == "outcome":
+        return labelled_comparisons(session, stage, files)
+    return compared_turns(labelled_turns(session, stage, files), session.context.seed(stage.title, "labels"))

@@ -29,11 +29,14 @@ from deedrl.pipeline.reward_model_folder import (
     SavedRewardModel,
     base_fingerprint,
     newest_version,
+    open_version,
     placed_for,
     save_version,
+    version_folder,
 )
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.session import Session
+from deedrl.training import processes
 from deedrl.training.rank_agreement import Place, RankAgreement, rank_agreement
 from deedrl.training.reward_labels import CalibrationSet, calibration_set
 from deedrl.training.reward_model import Episodes, Lesson, RewardModel, pairs_lesson, steps_lesson
@@ -45,7 +48,7 @@ SMALLEST_SCALE = 1e-3
 
 def reward_model_stage(session: Session, stage: RewardModelStage) -> dict[str, float]:
     """Learns the first version and saves it; the policy stays as it is. Returns the last figures, and counts."""
-    if not data_of_version(session, stage, 1).exists():
+    if not processes.from_first(data_of_version(session, stage, 1).exists):
         play(session, stage)
     _, figures = learn_version(session, stage, label_files(session, stage), None)
     return figures
@@ -82,7 +85,8 @@ def learn_version(
     """The version after `before`, saved, and figures."""
     version = 1 if before is None else before.info.version + 1
     old = () if before is None else before.calibration
-    data = _data(session, stage, files, version, old)
+    # One process reads: people may label while it does.
+    data = processes.from_first(lambda: _data(session, stage, files, version, old))
     episodes = tokens_of(session, stage, named_episodes((*data.comparisons, *data.turns, *data.held_out)))
     calibration = (*old, calibration_set(data.held_out, episodes))
     session.rest_policies()
@@ -90,8 +94,11 @@ def learn_version(
     with placed_for(session.loaded, f"{title} learning", stage.micro_batch_tokens, before) as placed:
         figures, step = _learn(session, stage, title, placed.model, data, episodes, calibration)
         info = _info(session, stage, placed.model, calibration, version, step)
-        saved = save_version(session.run.reward_models(stage.title), placed, info, calibration)
-    return saved, figures | {
+        folder = session.run.reward_models(stage.title)
+        if session.run.writes:
+            save_version(folder, placed, info, calibration)
+        processes.wait()
+    return open_version(version_folder(folder, version)), figures | {
         "kept_step": float(step),
         "items": float(data.items),
         "labelled": float(data.labelled),

@@ -37,12 +37,10 @@ from deedrl.policies.local.device import chosen_device, device_peak_gb
 from deedrl.policies.local.model import export_merged, load_adapter, load_model
 from deedrl.policies.local.source import check_adapter, check_weights
 from deedrl.tracking.tracker import open_tracker
-from deedrl.training import processes
 
 
 def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection[str] | None = None) -> None:
     """Runs the stages called `only` (None: all); writes ``summary.json`` after each stage."""
-    _refuse_reward_models_together(recipe)
     device = chosen_device(recipe.model.device)
     names = ["jsonl", *recipe.tracking] if run.writes else []
     with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
@@ -63,16 +61,6 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
             run.finish_stage(stage.title, time.monotonic() - begin, outcome)
             if run.writes:
                 write_summary(run.folder / SUMMARY, summary_of(recipe, run))
-
-
-def _refuse_reward_models_together(recipe: Recipe) -> None:
-    """Raises ConfigError where several processes would each write a reward model, or score by one."""
-    uses_one = recipe.learned_terms or any(isinstance(stage, RewardModelStage) for stage in recipe.stages)
-    if uses_one and processes.count() > 1:
-        raise ConfigError(
-            f"expected one process for a recipe with a reward model, got {processes.count()}; start it without a "
-            "launcher"
-        )
 
 
 def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
