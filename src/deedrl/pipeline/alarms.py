@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from deedrl.evaluation.compare import gap_alarm
 from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
 from deedrl.pipeline.recipe import Recipe
-from deedrl.tracking.jsonl import read_metrics
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.training.credit import Company
 from deedrl.training.episodes import EpisodeCounts
 from deedrl.training.selection import SelectionCounts
@@ -183,14 +182,9 @@ def logprob_gap_alarm(figures: Mapping[str, float]) -> str | None:
     )
 
 
-def held_out_alarm(folder: Path, stage: str, step: int) -> str | None:
-    """Speaks when the stage's reward rose while its validations fell, by the run's metrics up to `step` (case F20)."""
-    logged = read_metrics(folder)
-    reward, held_out = (
-        [value for at, value in sorted(logged.get(f"{stage}/{name}", {}).items()) if at <= step and value is not None]
-        for name in ("reward", "validation_completion")
-    )
-    alarm = gap_alarm(reward, held_out)
+def held_out_alarm(seen: StageFigures) -> str | None:
+    """Speaks when the stage's reward rose while its validations fell (case F20)."""
+    alarm = gap_alarm(seen["reward"], seen["validation_completion"])
     return str(alarm) if alarm else None
 
 
