@@ -18,6 +18,7 @@ from deedrl.pipeline.alarms import (
     timeout_alarm,
 )
 from deedrl.pipeline.recipe import Recipe
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.tracking.jsonl import JsonlSink
 from deedrl.tracking.tracker import Tracker
 from deedrl.training.selection import SelectionCounts
@@ -94,7 +95,7 @@ FALLING = [0.4, 0.5, 0.6, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3]
 
 def test_F20_a_gap_between_reward_and_validations_raises_an_alarm(tmp_path: Path) -> None:
     log(tmp_path, FALLING, RISING)
-    found = held_out_alarm(tmp_path, "grpo", 90)
+    found = held_out_alarm(StageFigures.logged(tmp_path, "grpo", 90))
     assert found is not None
     assert "held-out score fell from 0.700 to 0.400" in found
 
@@ -102,14 +103,14 @@ def test_F20_a_gap_between_reward_and_validations_raises_an_alarm(tmp_path: Path
 def test_F20_figures_of_other_stages_and_of_later_steps_do_not_count(tmp_path: Path) -> None:
     """An interrupted attempt may have logged further than the checkpoint that was resumed."""
     log(tmp_path, FALLING, RISING)
-    assert held_out_alarm(tmp_path, "mine", 90) is None
-    assert held_out_alarm(tmp_path, "grpo", 50) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "mine", 90)) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "grpo", 50)) is None
 
 
 def test_F20_no_alarm_while_both_rise_or_nothing_is_logged(tmp_path: Path) -> None:
-    assert held_out_alarm(tmp_path, "grpo", 90) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "grpo", 90)) is None
     log(tmp_path, sorted(FALLING), RISING)
-    assert held_out_alarm(tmp_path, "grpo", 90) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "grpo", 90)) is None
 
 
 # ------------------------------------------------------------ F10

@@ -30,6 +30,7 @@ from deedrl.pipeline.reward_model_scoring import reward_model_of, scored_episode
 from deedrl.pipeline.reward_model_stage import agreements, refresh
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.planning.machine import GIB, Machine
 from deedrl.reports.progress import make_progress
 from deedrl.store.jsonl import TrajectoryStore
@@ -384,9 +385,10 @@ def test_a_policy_that_leaves_the_model_behind_is_said_and_stopped(
         pass
     metrics_of(tmp_path / "run", rows)
     with opened_like(tmp_path / "run") as session:
-        alarms, stop = learned_terms.drift(session, "grpo", len(rows))
+        alarms, stop = learned_terms.drift(session, StageFigures.logged(tmp_path / "run", "grpo", len(rows)))
         assert (len(alarms), stop) == (said, over)
-        assert learned_terms.drift(session, "grpo", 2) == ([], False), "later lines are not looked at"
+        early = StageFigures.logged(tmp_path / "run", "grpo", 2)
+        assert learned_terms.drift(session, early) == ([], False), "later lines are not looked at"
 
 
 @contextmanager
@@ -398,7 +400,7 @@ def opened_like(folder: Path) -> Iterator[Session]:
 def test_an_online_stage_ends_where_its_model_drifts(
     taught: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deedrl.pipeline.online.drift", lambda session, stage, step: (["it drifts"], step == 2))
+    monkeypatch.setattr("deedrl.pipeline.online.drift", lambda session, seen: (["it drifts"], len(seen["reward"]) == 2))
     progress = Watching()
     play(tmp_path / "run", made(taught, GRPO | {"steps": 5}, steps=2), progress)
     assert set(read_metrics(tmp_path / "run")["grpo/reward"]) == {1, 2}
