@@ -92,7 +92,8 @@ class RealRun:
             if VALIDATION in figures:
                 alarms = [held_out_alarm(seen)]
             else:
-                alarms = [logprob_gap_alarm(figures), *stability_alarms(seen, figures, self.about["tasks"])]
+                stable = stability_alarms(seen, figures, self.about["tasks"])
+                alarms = [logprob_gap_alarm(figures, torch.bfloat16), *stable]
             said += [(line["step"], text) for text in alarms if text is not None]
         return said
 
@@ -117,6 +118,8 @@ class Plant:
     job: str = "Colours"
     stage: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the stage that are wrong, or that the failure needs."""
+    lessons: int = 240
+    """Steps of imitation before."""
     after: int = 0
     """Steps that are right."""
     wrong: Callable[[], AbstractContextManager[None]] | None = None
@@ -149,7 +152,6 @@ def scaled_rewards(factor: float) -> Callable[[], AbstractContextManager[None]]:
     return wrong
 
 
-SFT_STEPS = 120
 GRPO: dict[str, Any] = {
     "stage": "grpo",
     "steps": 15,
@@ -160,12 +162,13 @@ GRPO: dict[str, Any] = {
     "schedule": "constant",
     "refill_attempts": 0,
     "validate_every": 3,
-    "validation_tasks": 24,
+    "validation_tasks": 48,
     "reasoning_check_every": 1,
 }
 PLANTS = (
     Plant("healthy", "nothing", None),
     Plant("healthy, twice the rate", "nothing", None, stage={"learning_rate": 2e-3}),
+    Plant("healthy, 4 updates", "nothing, 4 updates a batch at half the rate", None, stage={"updates_per_batch": 4, "learning_rate": 5e-4}),
     Plant("learning rate", "100 times the learning rate", "reward fell", 6, stage={"learning_rate": 0.1}),
     Plant(
         "divergence",
@@ -177,11 +180,12 @@ PLANTS = (
     ),
     Plant(
         "entropy",
-        "a reward for one of two ways to reason, 5 times the learning rate",
+        "a policy of few lessons, a reward for chatter, 10 times the learning rate",
         "entropy fell",
         15,
-        job="PaysForOneReasoning",
-        stage={"learning_rate": 5e-3},
+        job="PaysForChatter",
+        stage={"learning_rate": 1e-2},
+        lessons=60,
     ),
     Plant(
         "ratios",
@@ -191,6 +195,7 @@ PLANTS = (
         stage={"updates_per_batch": 16, "learning_rate": 1e-2},
     ),
     Plant("stale sampler", "sampling keeps its weights", "sampler", 6, after=5, wrong=stale_weights),
+    Plant("unit of rewards", "rewards times 10", "gradient", 1, after=7, wrong=scaled_rewards(10.0)),
     Plant("scale of rewards", "rewards times 100", "gradient", 1, after=7, wrong=scaled_rewards(100.0)),
     Plant("infinite gradient", "rewards times 1e38", "skipped update", 1, after=7, wrong=scaled_rewards(1e38)),
     Plant(
@@ -203,11 +208,11 @@ PLANTS = (
     ),
     Plant(
         "reward hacking",
-        "a reward for red, whatever the task names",
+        "a reward for red, whatever the task names; temperature 1.2, 3 times the learning rate",
         "held out",
-        15,
+        20,
         job="PaysForRed",
-        stage={"learning_rate": 3e-3, "validate_every": 1},
+        stage={"advantage": "grpo", "temperature": 1.2, "learning_rate": 3e-3, "validate_every": 1, "steps": 20},
     ),
 )
 
@@ -246,36 +251,36 @@ class Listening:
         self.warned.append((self.done + 1, text))
 
 
-def recipe_data(model: Path, job: str, seed: int, *stages: Mapping[str, Any], start: Path | None = None) -> Any:
+def recipe_data(model: Path, job: str, seed: int, *stages: Mapping[str, Any], **of_model: Any) -> dict[str, Any]:
     return {
         "name": "alarms",
         "seed": seed,
-        "model": {"path": str(model), "dtype": "fp32", "start_adapter": None if start is None else str(start)},
+        "model": {"path": str(model), "dtype": "fp32", **of_model},
         "environment": f"{JOBS}:{job}",
-        "tasks": {"train": 96, "validation": 24, "test": 24, "test_unseen": 0},
+        "tasks": {"train": 96, "validation": 48, "test": 24, "test_unseen": 0},
         "sampling": {"max_tokens": 48},
         "limits": {"max_steps": 1},
         "stages": list(stages),
     }
 
 
-def taught(folder: Path) -> tuple[Path, Path]:
-    """A tiny model, and an adapter with which it has learnt the job from demonstrations, though not well."""
+def taught(folder: Path, lessons: int) -> Path:
+    """A tiny model that has learnt the job from demonstrations, all its weights trained."""
     job = load_environment(f"{JOBS}:Colours")()
     texts = [job.instructions, "Answer every turn with one JSON object and nothing else:"]
     for task in job.generate_tasks("train", 96, 0):
         [action] = job.demonstrate(task)
         shown = {"reasoning": action.reasoning, "tool_name": action.tool_name, "parameters": dict(action.parameters)}
         texts += [task.prompt, json.dumps(shown, separators=(",", ":"))]
-    model = build_tiny_model(folder / "model", texts, initializer_range=0.3)
+    model = build_tiny_model(folder / "random", texts)
     stages = (
         {"stage": "cold_start", "tasks": 0, "demonstrations": 96},
-        {"stage": "sft", "steps": SFT_STEPS, "batch_size": 8, "learning_rate": 1e-2, "final_learning_rate": 1e-3},
+        {"stage": "sft", "steps": lessons, "batch_size": 8, "learning_rate": 3e-3, "final_learning_rate": 3e-4},
     )
-    recipe = recipe_from(recipe_data(model, "Colours", 0, *stages))
+    recipe = recipe_from(recipe_data(model, "Colours", 0, *stages, adapter=None))
     with Run.open(folder / "start", recipe) as run:
         run_recipe(recipe, run, make_progress("quiet"))
-    return model, folder / "start" / ADAPTER
+    return folder / "start" / ADAPTER
 
 
 @dataclass(frozen=True)
@@ -291,9 +296,9 @@ class Outcome:
     reached: Mapping[str, float]
 
 
-def planted(plant: Plant, seed: int, model: Path, start: Path, folder: Path) -> Outcome:
+def planted(plant: Plant, seed: int, model: Path, folder: Path) -> Outcome:
     """Trains; the run's folder is left in `folder`."""
-    recipe = recipe_from(recipe_data(model, plant.job, seed, GRPO | plant.stage, start=start))
+    recipe = recipe_from(recipe_data(model, plant.job, seed, GRPO | plant.stage))
     progress = Listening(plant)
     with Run.open(folder, recipe) as run:
         run_recipe(recipe, run, progress)
@@ -365,10 +370,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         add(replayed(RealRun.read(file)))
     chosen = [plant for plant in PLANTS if given.only is None or plant.name in given.only]
     with tempfile.TemporaryDirectory() as work:
-        model, start = taught(Path(work))
+        starts = {lessons: taught(Path(work) / str(lessons), lessons) for lessons in {plant.lessons for plant in chosen}}
         for number, plant in enumerate(chosen):
             for seed in range(given.seeds):
-                add(planted(plant, seed, model, start, Path(work) / f"{number}-{seed}"))
+                add(planted(plant, seed, starts[plant.lessons], Path(work) / f"{number}-{seed}"))
     if given.json:
         given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
 

@@ -121,7 +121,7 @@ class PaysForOneReasoning(Colours):
 class PaysForRed(Colours):
     @classmethod
     def rubric(cls) -> Rubric:
-        return Rubric((WeightedTerm(Outcome(), 0.1, gate=ungated), WeightedTerm(AlwaysRed(), 0.9, gate=ungated)))
+        return Rubric((WeightedTerm(AlwaysRed(), 1.0, gate=ungated),))
 
 
 class PaysForChatter(Colours):

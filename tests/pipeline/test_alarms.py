@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from deedrl.evaluation.metrics import compute_metrics
 from deedrl.pipeline.alarms import (
+    EXACT_LOGPROB_GAP,
     LOGPROB_GAP,
     guessing_alarm,
     held_out_alarm,
@@ -68,14 +70,23 @@ def test_C24_nothing_is_said_while_a_group_has_a_signal_or_none_was_played(count
 
 
 def test_B17_a_gap_beyond_rounding_raises_an_alarm() -> None:
-    found = logprob_gap_alarm({"logprob_gap": 0.34})
+    found = logprob_gap_alarm({"logprob_gap": 0.34}, torch.bfloat16)
     assert found is not None
     assert "differ by 0.34 nats a token" in found
 
 
 @pytest.mark.parametrize("updated", [{"logprob_gap": LOGPROB_GAP}, {"logprob_gap": 1e-6}, {"empty_batch": 1.0}])
 def test_B17_rounding_and_empty_batches_raise_none(updated: dict[str, float]) -> None:
-    assert logprob_gap_alarm(updated) is None
+    assert logprob_gap_alarm(updated, torch.bfloat16) is None
+
+
+def test_B17_in_float32_rounding_explains_far_less() -> None:
+    """A sampler one small update behind: what bf16 would hide."""
+    found = logprob_gap_alarm({"logprob_gap": 0.002}, torch.float32)
+    assert found is not None
+    assert "expected at most 0.001" in found
+    assert logprob_gap_alarm({"logprob_gap": EXACT_LOGPROB_GAP}, torch.float32) is None
+    assert logprob_gap_alarm({"logprob_gap": 0.002}, torch.bfloat16) is None
 
 
 # ------------------------------------------------------------ F20

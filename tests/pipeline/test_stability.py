@@ -64,11 +64,11 @@ def test_ratios_far_from_one() -> None:
 
 def test_a_gradient_many_times_the_usual_one() -> None:
     usual = [0.5, 0.6, 0.4, 0.5, 0.5]
-    assert "the gradient norm is 3, 6 times its median of the 5 steps before" in str(gradient_alarm([*usual, 3.0]))
-    assert gradient_alarm([*usual, 2.4]) is None
-    assert gradient_alarm([*usual[1:], 3.0]) is None, "four steps are too few to know what is usual"
+    assert "the gradient norm is 4, 8 times its median of the 5 steps before" in str(gradient_alarm([*usual, 4.0]))
+    assert gradient_alarm([*usual, 3.4]) is None
+    assert gradient_alarm([*usual[1:], 4.0]) is None, "four steps are too few to know what is usual"
     assert gradient_alarm([0.0] * 5 + [1.0]) is None
-    assert gradient_alarm([9.0] * 9 + [0.5] * 20 + [3.0]) is not None, "what was long ago is not usual"
+    assert gradient_alarm([9.0] * 9 + [0.5] * 20 + [4.0]) is not None, "what was long ago is not usual"
 
 
 def test_updates_that_were_left_out() -> None:

@@ -235,7 +235,7 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
         patch.setattr(validation, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
         patch.setattr(online, "held_out_alarm", lambda seen: f"held-out, {len(seen['validation_completion'])}")
         patch.setattr(online, "stability_alarms", lambda seen, newest, tasks: [f"unstable, step {len(seen['reward'])}"])
-        patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
+        patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated, dtype: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
         folder, progress = tmp_path_factory.mktemp("runs") / "watched", Watching()
         with Run.open(folder, load_recipe(recipe_file, ["checkpoints.keep_last=9"])) as run:

@@ -26,12 +26,12 @@ MOST_KL = 0.1
 """Nats an action token from the policy that the stage started with."""
 REWARD_FALL = 1.5
 """Standard errors, at their largest for rewards in [0, 1], by which a step's mean reward may lie below early ones."""
-SPIKE = 5.0
+SPIKE = 7.0
 """Times the usual gradient norm."""
 USUAL_STEPS = 20
 """Latest steps whose median gradient norm is the usual one; at least `FEWEST_USUAL`."""
 FEWEST_USUAL = 5
-COLLAPSE = 0.5
+COLLAPSE = 0.2
 """Share of its early value below which the dependence of reasoning on input has collapsed; both are means of
 `EARLY_STEPS` values."""
 LEAST_DEPENDENCE = 0.1
@@ -99,8 +99,8 @@ def entropy_alarm(entropy: Series) -> str | None:
     if not fell and not _newly(len(entropy), lambda count: moved(count) > ENTROPY_RISE):
         return None
     change = (
-        f"the policy's entropy went from {fmean(entropy[:EARLY_STEPS]):.3g} nats a token to {entropy[-1]:.3g}, expected "
-        f"{ENTROPY_FALL:g} to {ENTROPY_RISE:g} times as much"
+        f"the policy's entropy went from {fmean(entropy[:EARLY_STEPS]):.3g} nats a token to {entropy[-1]:.3g}, "
+        f"expected {ENTROPY_FALL:g} to {ENTROPY_RISE:g} times as much"
     )
     if fell:
         return (
@@ -168,7 +168,7 @@ def collapse_alarm(dependence: Series, reward: Series) -> str | None:
         return None
     now = fmean(dependence[-EARLY_STEPS:])
     return (
-        f"reasoning depends on its input less than half as much as in the first steps ({early:.2g} then, {now:.2g} "
+        f"reasoning depends on its input less than {COLLAPSE:g} times as much as in the first steps ({early:.2g} then, {now:.2g} "
         "now) while the reward holds: it becomes the same whatever the job; read some episodes, go back to an earlier "
         "checkpoint, lower learning_rate, and leave out groups that teach little (zero_variance_threshold)"
     )
