@@ -10,7 +10,7 @@ FULL_TUNING_RATE = 5e-6
 """Learning rate up to which reinforcement and preference learning usually hold where all weights are trained."""
 ADAPTER_RATE = 1.5e-4
 """Learning rate of an adapter up to which reinforcement held in the runs of docs/quickstart.md: with 2e-4 and more
-validations fell in most, within two to six steps."""
+validations fell in three of four, within two to six steps."""
 LEAST_KL = 0.01
 """Weight of the KL divergence below which hardly anything holds a policy to where it started."""
 
