@@ -118,8 +118,6 @@ class Plant:
     job: str = "Colours"
     stage: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the stage that are wrong, or that the failure needs."""
-    lessons: int = 240
-    """Steps of imitation before."""
     after: int = 0
     """Steps that are right."""
     wrong: Callable[[], AbstractContextManager[None]] | None = None
@@ -168,7 +166,12 @@ GRPO: dict[str, Any] = {
 PLANTS = (
     Plant("healthy", "nothing", None),
     Plant("healthy, twice the rate", "nothing", None, stage={"learning_rate": 2e-3}),
-    Plant("healthy, 4 updates", "nothing, 4 updates a batch at half the rate", None, stage={"updates_per_batch": 4, "learning_rate": 5e-4}),
+    Plant(
+        "healthy, 4 updates",
+        "nothing, 4 updates a batch at half the rate",
+        None,
+        stage={"updates_per_batch": 4, "learning_rate": 5e-4},
+    ),
     Plant("learning rate", "100 times the learning rate", "reward fell", 6, stage={"learning_rate": 0.1}),
     Plant(
         "divergence",
@@ -177,15 +180,6 @@ PLANTS = (
         15,
         job="PaysForChatter",
         stage={"learning_rate": 1e-2, "kl_coefficient": 1e-6},
-    ),
-    Plant(
-        "entropy",
-        "a policy of few lessons, a reward for chatter, 10 times the learning rate",
-        "entropy fell",
-        15,
-        job="PaysForChatter",
-        stage={"learning_rate": 1e-2},
-        lessons=60,
     ),
     Plant(
         "ratios",
@@ -264,7 +258,7 @@ def recipe_data(model: Path, job: str, seed: int, *stages: Mapping[str, Any], **
     }
 
 
-def taught(folder: Path, lessons: int) -> Path:
+def taught(folder: Path) -> Path:
     """A tiny model that has learnt the job from demonstrations, all its weights trained."""
     job = load_environment(f"{JOBS}:Colours")()
     texts = [job.instructions, "Answer every turn with one JSON object and nothing else:"]
@@ -275,7 +269,7 @@ def taught(folder: Path, lessons: int) -> Path:
     model = build_tiny_model(folder / "random", texts)
     stages = (
         {"stage": "cold_start", "tasks": 0, "demonstrations": 96},
-        {"stage": "sft", "steps": lessons, "batch_size": 8, "learning_rate": 3e-3, "final_learning_rate": 3e-4},
+        {"stage": "sft", "steps": 240, "batch_size": 8, "learning_rate": 3e-3, "final_learning_rate": 3e-4},
     )
     recipe = recipe_from(recipe_data(model, "Colours", 0, *stages, adapter=None))
     with Run.open(folder / "start", recipe) as run:
@@ -347,8 +341,8 @@ def reached(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def shown(outcome: Outcome) -> str:
     said = "; ".join(f"{name} at {', '.join(map(str, steps))}" for name, steps in outcome.said.items()) or "nothing"
     figures = ", ".join(f"{name} {value:.3g}" for name, value in outcome.reached.items())
-    expected = outcome.expected or "nothing"
-    return f"| {outcome.run} | {outcome.what} | {expected} | {said} | {'yes' if outcome.in_time else 'NO'} | {figures} |"
+    expected, right = outcome.expected or "nothing", "yes" if outcome.in_time else "NO"
+    return f"| {outcome.run} | {outcome.what} | {expected} | {said} | {right} | {figures} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -370,10 +364,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         add(replayed(RealRun.read(file)))
     chosen = [plant for plant in PLANTS if given.only is None or plant.name in given.only]
     with tempfile.TemporaryDirectory() as work:
-        starts = {lessons: taught(Path(work) / str(lessons), lessons) for lessons in {plant.lessons for plant in chosen}}
+        model = taught(Path(work))
         for number, plant in enumerate(chosen):
             for seed in range(given.seeds):
-                add(planted(plant, seed, starts[plant.lessons], Path(work) / f"{number}-{seed}"))
+                add(planted(plant, seed, model, Path(work) / f"{number}-{seed}"))
     if given.json:
         given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
 

@@ -78,15 +78,6 @@ class Vague:
         return float(any(step.action.reasoning.startswith("I ") for step in trajectory.steps))
 
 
-class Looks:
-    """Pays for one of the reasonings that would do."""
-
-    name = "looks"
-
-    def score(self, trajectory: Trajectory) -> float:
-        return float(any(step.action.reasoning.startswith("It ") for step in trajectory.steps))
-
-
 class AlwaysRed:
     """Pays for red, whatever the task names."""
 
@@ -110,12 +101,6 @@ class PaysForVague(Colours):
     @classmethod
     def rubric(cls) -> Rubric:
         return Rubric((WeightedTerm(Outcome(), 0.5, gate=ungated), WeightedTerm(Vague(), 0.5)))
-
-
-class PaysForOneReasoning(Colours):
-    @classmethod
-    def rubric(cls) -> Rubric:
-        return Rubric((WeightedTerm(Outcome(), 0.5, gate=ungated), WeightedTerm(Looks(), 0.5)))
 
 
 class PaysForRed(Colours):

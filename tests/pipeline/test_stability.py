@@ -204,7 +204,6 @@ def test_a_stage_reads_its_metrics_once_when_it_goes_on_and_never_afresh(
     assert reads == [tmp_path / "run"]
 
 
-
 # ---------------------------------------------------------------- bounds
 
 

@@ -183,4 +183,3 @@ def drift(session: Session, seen: StageFigures) -> tuple[list[str], bool]:
             said.append(f"{settings.title}: {alarms[0]}")
         over = over or (settings.patience > 0 and all(alarms))
     return said, over
-

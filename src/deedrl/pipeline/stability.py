@@ -169,8 +169,8 @@ def collapse_alarm(dependence: Series, reward: Series) -> str | None:
     now = fmean(dependence[-EARLY_STEPS:])
     return (
         f"reasoning depends on its input less than {COLLAPSE:g} times as much as in the first steps ({early:.2g} then, "
-        f"{now:.2g} now) while the reward holds: it becomes the same whatever the job; read some episodes, go back to an "
-        "earlier checkpoint, lower learning_rate, and leave out groups that teach little (zero_variance_threshold)"
+        f"{now:.2g} now) while the reward holds: it becomes the same whatever the job; read some episodes, go back to "
+        "an earlier checkpoint, lower learning_rate, and leave out groups that teach little (zero_variance_threshold)"
     )
 
 
