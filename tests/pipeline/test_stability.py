@@ -64,11 +64,11 @@ def test_ratios_far_from_one() -> None:
 
 def test_a_gradient_many_times_the_usual_one() -> None:
     usual = [0.5, 0.6, 0.4, 0.5, 0.5]
-    assert "the gradient norm is 4, 8 times its median of the 5 steps before" in str(gradient_alarm([*usual, 4.0]))
-    assert gradient_alarm([*usual, 3.4]) is None
-    assert gradient_alarm([*usual[1:], 4.0]) is None, "four steps are too few to know what is usual"
+    assert "the gradient norm is 6, 12 times its median of the 5 steps before" in str(gradient_alarm([*usual, 6.0]))
+    assert gradient_alarm([*usual, 4.9]) is None
+    assert gradient_alarm([*usual[1:], 6.0]) is None, "four steps are too few to know what is usual"
     assert gradient_alarm([0.0] * 5 + [1.0]) is None
-    assert gradient_alarm([9.0] * 9 + [0.5] * 20 + [4.0]) is not None, "what was long ago is not usual"
+    assert gradient_alarm([9.0] * 9 + [0.5] * 20 + [6.0]) is not None, "what was long ago is not usual"
 
 
 def test_updates_that_were_left_out() -> None:
@@ -99,8 +99,11 @@ def test_the_error_of_a_fall_by_hand() -> None:
 
 
 def test_divergence_from_the_start() -> None:
-    assert "the policy is 0.3 nats a token from the one it started from" in str(divergence_alarm([0.0, 0.05, 0.3]))
-    assert divergence_alarm([0.0, MOST_KL]) is None
+    assert "the policy is 0.3 nats a token from the one it started from" in str(divergence_alarm([0.0, 0.05, 0.4, 0.3]))
+    assert divergence_alarm([0.0, MOST_KL, MOST_KL, MOST_KL]) is None
+    assert divergence_alarm([0.0, 0.05, 1.4]) is None, "one token may carry a step"
+    assert divergence_alarm([0.0, 0.05, 1.4, 0.05]) is None
+    assert divergence_alarm([0.3]) is not None
     assert divergence_alarm([0.3, 0.3]) is None, "said a step ago"
     assert divergence_alarm([]) is None
 
@@ -110,7 +113,7 @@ def test_every_alarm_says_what_was_seen_what_was_expected_and_what_to_do() -> No
         reward_alarm([0.6, 0.6, 0.6, 0.2], [], 40),
         entropy_alarm([1.0, 1.0, 1.0, 0.01]),
         entropy_alarm([1.0, 1.0, 1.0, 9.0]),
-        divergence_alarm([0.0, 1.0]),
+        divergence_alarm([0.0, 1.0, 1.0]),
         ratio_alarm([0.0, 0.5]),
         gradient_alarm([0.1] * 9 + [9.0]),
     ]

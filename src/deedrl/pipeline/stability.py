@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 from deedrl.pipeline.stage_figures import StageFigures
 
@@ -23,10 +23,12 @@ ENTROPY_FALL, ENTROPY_RISE = 0.25, 3.0
 RATIO_SHARE = 0.02
 """Share of action tokens whose importance ratio may lie outside the bounds of `deedrl.training.losses`."""
 MOST_KL = 0.1
-"""Nats an action token from the policy that the stage started with."""
+"""Nats an action token from the policy that the stage started with, by the median of the latest `KL_STEPS`: the usual
+estimate has a heavy tail, and one token that the start finds absurd can carry a step."""
+KL_STEPS = 3
 REWARD_FALL = 1.5
 """Standard errors, at their largest for rewards in [0, 1], by which a step's mean reward may lie below early ones."""
-SPIKE = 7.0
+SPIKE = 10.0
 """Times the usual gradient norm."""
 USUAL_STEPS = 20
 """Latest steps whose median gradient norm is the usual one; at least `FEWEST_USUAL`."""
@@ -112,10 +114,14 @@ def entropy_alarm(entropy: Series) -> str | None:
 
 def divergence_alarm(kl: Series) -> str | None:
     """Speaks when the policy has gone far from the one that the stage started with."""
-    if not _newly(len(kl), lambda count: count > 0 and kl[count - 1] > MOST_KL):
+
+    def latest(count: int) -> float:
+        return median_low(kl[max(count - KL_STEPS, 0) : count]) if count else 0.0
+
+    if not _newly(len(kl), lambda count: latest(count) > MOST_KL):
         return None
     return (
-        f"the policy is {kl[-1]:.2g} nats a token from the one it started from, expected at most {MOST_KL:g}: look at "
+        f"the policy is {latest(len(kl)):.2g} nats a token from the one it started from, expected at most {MOST_KL:g}: look at "
         "validations, and read some episodes; if they are worse, raise kl_coefficient (or set kl_target) or lower "
         "learning_rate"
     )
