@@ -23,6 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from msgspec.structs import replace
 
 from deedrl.environments.loading import load_environment
 from deedrl.pipeline import grpo_stage
@@ -34,8 +35,10 @@ from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.pipeline.stages import run_recipe
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.local.tiny import build_tiny_model
+from deedrl.policies.policy import CompletionRequest
 from deedrl.reports.progress import make_progress
 from deedrl.tracking.jsonl import read_metrics
+from deedrl.types import Completion
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE / "alarm_jobs.py"
@@ -136,6 +139,18 @@ def stale_weights() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def greedy_sampling() -> Iterator[None]:
+    """Sampling takes the likeliest tokens whatever it is asked for, so that siblings are alike."""
+    right = LocalPolicy.complete
+
+    async def greedy(policy: LocalPolicy, request: CompletionRequest) -> Completion:
+        return await right(policy, replace(request, sampling=replace(request.sampling, temperature=0.01)))
+
+    with patch.object(LocalPolicy, "complete", greedy):
+        yield
+
+
 def scaled_rewards(factor: float) -> Callable[[], AbstractContextManager[None]]:
     """What turns earn times `factor`, as where one unit is taken for another."""
 
@@ -188,6 +203,7 @@ PLANTS = (
         3,
         stage={"updates_per_batch": 16, "learning_rate": 1e-2},
     ),
+    Plant("greedy sampling", "sampling takes the likeliest tokens", "entropy fell", 3, after=5, wrong=greedy_sampling),
     Plant("stale sampler", "sampling keeps its weights", "sampler", 6, after=5, wrong=stale_weights),
     Plant("unit of rewards", "rewards times 10", "gradient", 1, after=7, wrong=scaled_rewards(10.0)),
     Plant("scale of rewards", "rewards times 100", "gradient", 1, after=7, wrong=scaled_rewards(100.0)),

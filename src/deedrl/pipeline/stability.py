@@ -28,7 +28,7 @@ estimate has a heavy tail, and one token that the start finds absurd can carry a
 KL_STEPS = 3
 REWARD_FALL = 1.5
 """Standard errors, at their largest for rewards in [0, 1], by which a step's mean reward may lie below early ones."""
-SPIKE = 10.0
+SPIKE = 8.0
 """Times the usual gradient norm."""
 USUAL_STEPS = 20
 """Latest steps whose median gradient norm is the usual one; at least `FEWEST_USUAL`."""
@@ -121,8 +121,8 @@ def divergence_alarm(kl: Series) -> str | None:
     if not _newly(len(kl), lambda count: latest(count) > MOST_KL):
         return None
     return (
-        f"the policy is {latest(len(kl)):.2g} nats a token from the one it started from, expected at most {MOST_KL:g}: look at "
-        "validations, and read some episodes; if they are worse, raise kl_coefficient (or set kl_target) or lower "
+        f"the policy is {latest(len(kl)):.2g} nats a token from the one it started from, expected at most {MOST_KL:g}: "
+        "look at validations, and read some episodes; if they are worse, raise kl_coefficient (or set kl_target) or lower "
         "learning_rate"
     )
 
