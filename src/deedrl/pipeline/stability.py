@@ -122,8 +122,8 @@ def divergence_alarm(kl: Series) -> str | None:
         return None
     return (
         f"the policy is {latest(len(kl)):.2g} nats a token from the one it started from, expected at most {MOST_KL:g}: "
-        "look at validations, and read some episodes; if they are worse, raise kl_coefficient (or set kl_target) or lower "
-        "learning_rate"
+        "look at validations, and read some episodes; if they are worse, raise kl_coefficient (or set kl_target) or "
+        "lower learning_rate"
     )
 
 
