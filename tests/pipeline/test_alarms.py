@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from deedrl.evaluation.metrics import compute_metrics
 from deedrl.pipeline.alarms import (
+    EXACT_LOGPROB_GAP,
     LOGPROB_GAP,
     guessing_alarm,
     held_out_alarm,
@@ -18,6 +20,7 @@ from deedrl.pipeline.alarms import (
     timeout_alarm,
 )
 from deedrl.pipeline.recipe import Recipe
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.tracking.jsonl import JsonlSink
 from deedrl.tracking.tracker import Tracker
 from deedrl.training.selection import SelectionCounts
@@ -67,14 +70,23 @@ def test_C24_nothing_is_said_while_a_group_has_a_signal_or_none_was_played(count
 
 
 def test_B17_a_gap_beyond_rounding_raises_an_alarm() -> None:
-    found = logprob_gap_alarm({"logprob_gap": 0.34})
+    found = logprob_gap_alarm({"logprob_gap": 0.34}, torch.bfloat16)
     assert found is not None
     assert "differ by 0.34 nats a token" in found
 
 
 @pytest.mark.parametrize("updated", [{"logprob_gap": LOGPROB_GAP}, {"logprob_gap": 1e-6}, {"empty_batch": 1.0}])
 def test_B17_rounding_and_empty_batches_raise_none(updated: dict[str, float]) -> None:
-    assert logprob_gap_alarm(updated) is None
+    assert logprob_gap_alarm(updated, torch.bfloat16) is None
+
+
+def test_B17_in_float32_rounding_explains_far_less() -> None:
+    """A sampler one small update behind: what bf16 would hide."""
+    found = logprob_gap_alarm({"logprob_gap": 0.002}, torch.float32)
+    assert found is not None
+    assert "expected at most 0.001" in found
+    assert logprob_gap_alarm({"logprob_gap": EXACT_LOGPROB_GAP}, torch.float32) is None
+    assert logprob_gap_alarm({"logprob_gap": 0.002}, torch.bfloat16) is None
 
 
 # ------------------------------------------------------------ F20
@@ -94,7 +106,7 @@ FALLING = [0.4, 0.5, 0.6, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3]
 
 def test_F20_a_gap_between_reward_and_validations_raises_an_alarm(tmp_path: Path) -> None:
     log(tmp_path, FALLING, RISING)
-    found = held_out_alarm(tmp_path, "grpo", 90)
+    found = held_out_alarm(StageFigures.logged(tmp_path, "grpo", 90))
     assert found is not None
     assert "held-out score fell from 0.700 to 0.400" in found
 
@@ -102,14 +114,14 @@ def test_F20_a_gap_between_reward_and_validations_raises_an_alarm(tmp_path: Path
 def test_F20_figures_of_other_stages_and_of_later_steps_do_not_count(tmp_path: Path) -> None:
     """An interrupted attempt may have logged further than the checkpoint that was resumed."""
     log(tmp_path, FALLING, RISING)
-    assert held_out_alarm(tmp_path, "mine", 90) is None
-    assert held_out_alarm(tmp_path, "grpo", 50) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "mine", 90)) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "grpo", 50)) is None
 
 
 def test_F20_no_alarm_while_both_rise_or_nothing_is_logged(tmp_path: Path) -> None:
-    assert held_out_alarm(tmp_path, "grpo", 90) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "grpo", 90)) is None
     log(tmp_path, sorted(FALLING), RISING)
-    assert held_out_alarm(tmp_path, "grpo", 90) is None
+    assert held_out_alarm(StageFigures.logged(tmp_path, "grpo", 90)) is None
 
 
 # ------------------------------------------------------------ F10

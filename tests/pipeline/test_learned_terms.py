@@ -18,6 +18,7 @@ from deedrl.pipeline.alarms import agreement_alarm, drift_alarm, keeps_falling
 from deedrl.pipeline.learned_terms import learned_figures, with_learned_terms
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.tracking.jsonl import read_metrics
 from deedrl.types import Failure, RewardBreakdown, TerminationReason, TermScore, Trajectory, Verdict
 
@@ -193,27 +194,16 @@ def test_a_policy_that_leaves_the_model_behind_is_said_and_stopped(
         pass
     metrics_of(tmp_path / "run", rows)
     with opened(tmp_path / "run") as (session, _):
-        alarms, stop = learned_terms.drift(session, "grpo", len(rows))
+        alarms, stop = learned_terms.drift(session, StageFigures.logged(tmp_path / "run", "grpo", len(rows)))
         assert (len(alarms), stop) == (said, over)
-        assert learned_terms.drift(session, "grpo", 2) == ([], False), "later lines are not looked at"
-
-
-def test_a_process_that_does_not_write_metrics_stops_when_the_one_that_does_stops(
-    taught: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Run.open(tmp_path / "run", made(taught, GRPO, rubric={"reward_model": 0.3})):
-        pass
-    drifted = [(60.0, 50.0)] * 3 + [(60.0, 20.0)] * 5
-    with opened(tmp_path / "run") as (session, _):
-        assert learned_terms.drift(session, "grpo", 8) == ([], False), "it has no metrics"
-        monkeypatch.setattr(learned_terms.processes, "from_first", lambda make: drifted)
-        assert learned_terms.drift(session, "grpo", 8)[1]
+        early = StageFigures.logged(tmp_path / "run", "grpo", 2)
+        assert learned_terms.drift(session, early) == ([], False), "later lines are not looked at"
 
 
 def test_an_online_stage_ends_where_its_model_drifts(
     taught: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deedrl.pipeline.online.drift", lambda session, stage, step: (["it drifts"], step == 2))
+    monkeypatch.setattr("deedrl.pipeline.online.drift", lambda session, seen: (["it drifts"], len(seen["reward"]) == 2))
     progress = Watching()
     play(tmp_path / "run", made(taught, GRPO | {"steps": 5}, steps=2), progress)
     assert set(read_metrics(tmp_path / "run")["grpo/reward"]) == {1, 2}

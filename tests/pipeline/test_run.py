@@ -26,7 +26,7 @@ def test_a_new_run_holds_the_resolved_recipe_and_a_first_event(tmp_path: Path, r
     with Run.open(tmp_path / "run", recipe) as run:
         assert run.attempt == 1
         assert not run.resumed
-    assert "learning_rate: 0.0003" in (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "learning_rate: 0.0001" in (tmp_path / "run" / "recipe.yaml").read_text()
     events, problems = read_events(tmp_path / "run" / EVENTS)
     assert [event["event"] for event in events] == ["run_started"]
     assert events[0]["config_hash"] == run.config_hash

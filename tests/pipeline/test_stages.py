@@ -27,7 +27,7 @@ from deedrl.evaluation.metrics import compute_metrics
 from deedrl.pipeline import grpo_stage, online, sft_stage, validation
 from deedrl.pipeline.checkpoint import CheckpointFolder, load_checkpoint
 from deedrl.pipeline.recipe import load_recipe
-from deedrl.pipeline.run import Run
+from deedrl.pipeline.run import EVENTS, Run
 from deedrl.pipeline.stages import export_policy
 from deedrl.pipeline.validation import held_out_score
 from deedrl.reports.data import report_data
@@ -234,9 +234,9 @@ def watched(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     scores = {0: 0.25, 2: 0.75, 4: 0.5}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation, "validate", lambda s, stage, step, n: metrics_with(scores[step]))
-        patch.setattr(online, "held_out_alarm", lambda folder, stage, step: f"held-out, step {step}")
-        patch.setattr(online, "stability_alarms", lambda folder, stage, step: [f"unstable, step {step}"])
-        patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated: "gap")
+        patch.setattr(online, "held_out_alarm", lambda seen: f"held-out, {len(seen['validation_completion'])}")
+        patch.setattr(online, "stability_alarms", lambda seen, newest, tasks: [f"unstable, step {len(seen['reward'])}"])
+        patch.setattr(grpo_stage, "logprob_gap_alarm", lambda updated, dtype: "gap")
         patch.setattr(grpo_stage, "signal_alarm", lambda figures, counts, limit: f"limit {limit}")
         folder, progress = tmp_path_factory.mktemp("runs") / "watched", Watching()
         play(folder, load_recipe(recipe_file, ["checkpoints.keep_last=9"]), progress, only=["grpo"])
@@ -275,13 +275,16 @@ def test_F20_the_best_validated_weights_become_the_policy_and_not_the_last(watch
 
 
 def test_B17_C24_F20_alarms_are_said(watched: Any) -> None:
-    _, _, progress = watched
-    expected = ["grpo: held-out, step 0"]
+    folder, _, progress = watched
+    expected = ["grpo: held-out, 1"]
     for step in (1, 2, 3, 4):
         expected += ["grpo: limit 32", "grpo: gap"]
-        expected += [f"grpo: held-out, step {step}"] if step in (2, 4) else []
+        expected += [f"grpo: held-out, {1 + step // 2}"] if step in (2, 4) else []
         expected += [f"grpo: unstable, step {step}"]
     assert [text for text in progress.warnings if text.startswith("grpo: ")] == expected
+    recorded = [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+    warned = [f"{event['stage']}: {event['text']}" for event in recorded if event["event"] == "warning"]
+    assert warned == expected, "and stay in the run's events"
 
 
 def test_F10_an_evaluation_says_where_the_policy_stopped_looking(finished: Path, recipe_file: Path) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+import torch
 
 from deedrl.evaluation.compare import gap_alarm
 from deedrl.evaluation.metrics import GroupMetrics, low_tool_use
 from deedrl.pipeline.recipe import Recipe
-from deedrl.tracking.jsonl import read_metrics
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.training.credit import Company
 from deedrl.training.episodes import EpisodeCounts
 from deedrl.training.selection import SelectionCounts
 from deedrl.types import TerminationReason, Trajectory
 
-LOGPROB_GAP = 0.1
-"""Nats per action token between sampler and trainer; rounding in bf16 stays well below, float32 near 1e-6."""
+LOGPROB_GAP, EXACT_LOGPROB_GAP = 0.05, 1e-3
+"""Nats per action token between sampler and trainer, in bf16 and in float32; rounding gave up to 0.008 and 3e-7."""
 CUT_SHARE = 0.9
 """Share of completions cut by the limit from which on that is named as the reason for a step without signal."""
 BOOTSTRAPPED_SHARE = 0.5
@@ -171,26 +172,22 @@ def _as_many(steps: Sequence[tuple[float, float]], pairs: int) -> float | None:
     return None
 
 
-def logprob_gap_alarm(figures: Mapping[str, float]) -> str | None:
-    """Speaks when sampler and trainer disagree on what was sampled (case B17)."""
+def logprob_gap_alarm(figures: Mapping[str, float], dtype: torch.dtype) -> str | None:
+    """Speaks when sampler and trainer disagree on what was sampled (case B17); `dtype` is that of the weights."""
     gap = figures.get("logprob_gap", 0.0)
-    if gap <= LOGPROB_GAP:
+    most = EXACT_LOGPROB_GAP if dtype is torch.float32 else LOGPROB_GAP
+    if gap <= most:
         return None
     return (
         f"log-probabilities as sampled and as recomputed differ by {gap:.3g} nats a token on average, expected at most "
-        f"{LOGPROB_GAP:g}: the episodes are not quite this policy's; set model.dtype to fp32, and report it if that "
-        "does not help"
+        f"{most:g}: the episodes are not quite this policy's; if model.dtype is bf16 set it to fp32, and report it if "
+        "that does not help"
     )
 
 
-def held_out_alarm(folder: Path, stage: str, step: int) -> str | None:
-    """Speaks when the stage's reward rose while its validations fell, by the run's metrics up to `step` (case F20)."""
-    logged = read_metrics(folder)
-    reward, held_out = (
-        [value for at, value in sorted(logged.get(f"{stage}/{name}", {}).items()) if at <= step and value is not None]
-        for name in ("reward", "validation_completion")
-    )
-    alarm = gap_alarm(reward, held_out)
+def held_out_alarm(seen: StageFigures) -> str | None:
+    """Speaks when the stage's reward rose while its validations fell (case F20)."""
+    alarm = gap_alarm(seen["reward"], seen["validation_completion"])
     return str(alarm) if alarm else None
 
 

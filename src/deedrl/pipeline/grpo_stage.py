@@ -121,7 +121,7 @@ def _update(
         no_signal,
         *credit_alarms(stage, groups, company),
         # Against older weights the gap is what the policy has learnt since.
-        None if behind else logprob_gap_alarm(updated),
+        None if behind else logprob_gap_alarm(updated, session.loaded.model.dtype),
     )
     return (
         figures

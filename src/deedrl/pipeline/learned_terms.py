@@ -9,9 +9,7 @@ later lines of the same episodes (docs/decisions/0028).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -28,10 +26,10 @@ from deedrl.pipeline.reward_model_folder import (
 )
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.policies.local.attention import context_limit
 from deedrl.rewards.rubric import Rubric, WeightedTerm, rescore
 from deedrl.rewards.term import FunctionTerm
-from deedrl.tracking.jsonl import read_metrics
 from deedrl.training import processes
 from deedrl.training.rank_agreement import Place, sigmoid
 from deedrl.training.reward_model import Reading, RewardModel, readings, turn_places
@@ -175,18 +173,16 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
     return None if score is None else score.value
 
 
-def drift(session: Session, stage: str, step: int) -> tuple[list[str], bool]:
-    """What is to be said of learned terms after `step` steps of `stage`, and whether one of them is to end it.
-
-    By the run's metrics, so that a resume says and does the same.
-    """
+def drift(session: Session, seen: StageFigures) -> tuple[list[str], bool]:
+    """What is to be said of learned terms after a step of the stage that `seen` is of, and whether one of them is to
+    end it."""
     said: list[str] = []
     over = False
     for settings in session.recipe.stages:
         if not isinstance(settings, RewardModelStage) or settings.title not in session.recipe.learned_terms:
             continue
-        # The process that writes metrics alone knows that they are there.
-        logged = processes.from_first(partial(_logged, session.run.folder, stage, settings.title, step))
+        compared, agreeing = (seen[f"{settings.title}_{what}"] for what in ("compared", "agreeing"))
+        logged = list(zip(compared, agreeing, strict=True))
         alarms = [
             drift_alarm(logged[: len(logged) - back], settings.drift_pairs, settings.max_fall)
             for back in range(max(settings.patience, 1))
@@ -195,10 +191,3 @@ def drift(session: Session, stage: str, step: int) -> tuple[list[str], bool]:
             said.append(f"{settings.title}: {alarms[0]}")
         over = over or (settings.patience > 0 and all(alarms))
     return said, over
-
-
-def _logged(folder: Path, stage: str, name: str, step: int) -> list[tuple[float, float]]:
-    """Of each step up to `step` the pairs compared and those that agreed."""
-    metrics = read_metrics(folder)
-    compared, agreeing = (metrics.get(f"{stage}/{name}_{what}", {}) for what in ("compared", "agreeing"))
-    return [(float(compared[at] or 0), float(agreeing.get(at) or 0)) for at in sorted(compared) if at <= step]

@@ -23,10 +23,12 @@ from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stability import stability_alarms
 from deedrl.pipeline.stage_base import OnlineSettings
+from deedrl.pipeline.stage_figures import StageFigures
 from deedrl.pipeline.validation import Validations, keep_best, validated
 from deedrl.rollouts.pacing import mean_staleness, pace
 from deedrl.seeding import stream
 from deedrl.tasks.quotas import draw_in_turn
+from deedrl.training import processes
 from deedrl.training.averaging import WeightAverage
 from deedrl.training.kl_control import controlled_coefficient
 from deedrl.training.policy_gradient import PolicyUpdate
@@ -116,10 +118,12 @@ def train_online(
     checkpoints = session.checkpoints(stage.title)
     average = WeightAverage(stage.ema_decay)
     start, best, reference = _resume(session, stage, learner, checkpoints, average)
+    # One process reads: it writes the next step's figures, perhaps before another one has read those so far.
+    seen = processes.from_first(lambda: StageFigures.logged(session.run.folder, stage.title, start))
     figures: dict[str, float] = {}
     progress = session.context.progress
     if stage.validate_every and start == 0:
-        best = _validated(session, stage, learner, checkpoints, reference, average, 0, Validations())
+        best = _validated(session, stage, learner, checkpoints, reference, average, 0, Validations(), seen)
 
     def sampled(step: int) -> Sampled:
         return sample(step, tasks(step, family_weights(best.solved, stage.failure_weight)))
@@ -142,14 +146,14 @@ def train_online(
                 average.add(learner.parameters, number)
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
             if due:
-                best = _validated(session, stage, learner, checkpoints, reference, average, number, best)
+                best = _validated(session, stage, learner, checkpoints, reference, average, number, best, seen)
             elif number % session.recipe.checkpoints.every_steps == 0:
                 checkpoints.save(number, _state(learner, reference, average), best.state())
             session.context.tracker.log(figures, step=number, stage=stage.title)
-            if session.run.writes:
-                warn(session, stage.title, *stability_alarms(session.run.folder, stage.title, number))
+            seen.add(figures)
+            warn(session, stage.title, *stability_alarms(seen, figures, stage.tasks_per_step))
             bar.advance(reward=figures.get("reward"), completion=figures.get("completion"), best=best.completion)
-            drifted, over = drift(session, stage.title, number)
+            drifted, over = drift(session, seen)
             warn(session, stage.title, *drifted)
             if over:
                 progress.say(f"{stage.title}: a reward model no longer agrees with the verifier; stopping here")
@@ -189,9 +193,10 @@ def update_settings(stage: OnlineSettings, learning_rate: float) -> PolicyUpdate
 
 
 def warn(session: Session, stage: str, *alarms: str | None) -> None:
-    """Says every alarm that there is."""
+    """Says every alarm that there is, and records it as an event of the run."""
     for alarm in alarms:
         if alarm is not None:
+            session.run.record("warning", stage=stage, text=alarm)
             session.context.progress.warn(f"{stage}: {alarm}")
 
 
@@ -207,11 +212,13 @@ def _validated(
     average: WeightAverage,
     step: int,
     best: Validations,
+    seen: StageFigures,
 ) -> Validations:
     tensors = partial(_state, learner, reference, average)
     acting = _acting(session, stage, learner, average, step)
     best = validated(session, stage.title, stage.validation_tasks, checkpoints, tensors, step, best, acting)
-    warn(session, stage.title, held_out_alarm(session.run.folder, stage.title, step))
+    seen.add({"validation_completion": best.latest})
+    warn(session, stage.title, held_out_alarm(seen))
     return best
 
 

@@ -73,7 +73,7 @@ def _train_step(
         cut_alarm(figures, session.recipe.sampling.max_tokens),
         bootstrap_alarm(counts),
         step_reward_alarm(0 if stage.step_reward_weight else counts.with_step_rewards, len(whole)),
-        None if behind else logprob_gap_alarm(updated),
+        None if behind else logprob_gap_alarm(updated, session.loaded.model.dtype),
     )
     held = {"kl_coefficient": stage.kl_coefficient} if stage.kl_target is not None else {}
     return figures | updated | held | {"learning_rate": rate, "staleness": behind} | _count_figures(counts)

@@ -80,7 +80,7 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     """Sibling trajectories of one task."""
     temperature: PositiveFloat | None = None
     """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
-    learning_rate: LearningRate = 3e-4
+    learning_rate: LearningRate = 1e-4
     """Peak learning rate (of the adapter, if there is one)."""
     kl_coefficient: NonNegative = 0.01
     """Weight of the KL divergence to the policy this stage starts from; 0 leaves it out."""

@@ -61,6 +61,8 @@ class Validations:
     score: float | None = None
     completion: float | None = None
     solved: Mapping[str, float] = field(default_factory=dict)
+    latest: float | None = None
+    """Completion of the latest validation; None before the first, and after a resume before the next."""
 
     def state(self) -> dict[str, Any]:
         return {
@@ -103,7 +105,7 @@ def validated(
     solved = {family: share for family, share in shares.items() if share is not None}
     if score is not None and (best.score is None or score > best.score):
         best = Validations(step, score, metrics.completion_rate.value)
-    best = replace(best, solved=solved)
+    best = replace(best, solved=solved, latest=metrics.completion_rate.value)
     checkpoints.save(step, tensors(), best.state(), score)
     return best
 
