@@ -85,7 +85,7 @@ def execute(
     from deedrl.reports.progress import NoProgress
     from deedrl.training.processes import is_first, joined
 
-    with joined(processes, shard_optimiser=recipe.processes.shard == "optimiser"):
+    with joined(processes, shard=recipe.processes.shard):
         _execute(recipe, folder, progress if is_first() else NoProgress(), only, show_results)
 
 

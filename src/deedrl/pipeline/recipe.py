@@ -191,8 +191,9 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
 class ProcessSettings(Settings, frozen=True, kw_only=True):
     """What several processes of one run hold each; without meaning for a run of one."""
 
-    shard: Literal["none", "optimiser"] = "none"
-    """``optimiser``: each process holds the optimiser states of its pieces of the parameters only (ZeRO stage 1)."""
+    shard: Literal["none", "optimiser", "weights"] = "none"
+    """What each process holds of its pieces of the parameters only. ``optimiser``: optimiser states (ZeRO stage 1);
+    ``weights``: these, gradients and weights (ZeRO stage 3, FSDP), but for sampling, which takes whole weights."""
 
 
 class Recipe(Settings, frozen=True, kw_only=True):
