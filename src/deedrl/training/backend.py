@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deedrl.policies.local.attention import install
-from deedrl.policies.local.device import adapter_precision
+from deedrl.policies.local.device import adapter_precision, own_random_streams
 from deedrl.training.chosen_logprob import chosen_logprobs
 from deedrl.training.fused import TrainingDecoder
 from deedrl.training.layout import Earlier, KeysValues, TreeLayout
@@ -134,7 +134,8 @@ class LogprobModel(nn.Module):
         """0, by a pass of one token where weights are in shards and others may have a pass over shared beginnings."""
         if self._shards is None or not batch.siblings_share:
             return None
-        hidden, _ = self._run(torch.zeros(1, 1, dtype=torch.long), starts[None], earlier)
+        with own_random_streams(self.model.device):  # dropout of the batch itself draws what it draws without this
+            hidden, _ = self._run(torch.zeros(1, 1, dtype=torch.long), starts[None], earlier)
         return 0.0 * hidden.sum()
 
     def _keys_values(self, ids: Tensor) -> KeysValues:
