@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launched import compare, tolerance, torchrun
 from safetensors.torch import load_file
 
 from deedrl.config import dump_yaml
 from deedrl.errors import StoreError
-from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.recipe import recipe_from
 from deedrl.pipeline.run import Run
 from deedrl.pipeline.stages import run_recipe
@@ -27,8 +24,6 @@ from deedrl.training import processes
 from deedrl.training.packing import pack
 from deedrl.training.samples import samples_from
 
-LIMIT_S = 900.0
-"""Far more than it takes on a busy machine; a hang would last for ever."""
 MICRO_BATCH_TOKENS = 16
 ONLINE: dict[str, Any] = {
     "steps": 2,
@@ -70,26 +65,6 @@ def _one_thread(one_thread: None) -> None:
     pass
 
 
-def compare(one: Path, two: Path, stage: str) -> None:
-    """The newest checkpoints of a stage in two run folders."""
-    expected, found = (CheckpointFolder(folder / "checkpoints" / stage).latest() for folder in (one, two))
-    assert expected is not None
-    assert found is not None
-    assert expected.step == found.step
-    assert expected.state == found.state
-    assert expected.tensors.keys() == found.tensors.keys()
-    assert any(name.startswith("exp_avg") for name in expected.tensors)
-    for name, value in expected.tensors.items():
-        torch.testing.assert_close(found.tensors[name], value, **tolerance(name), msg=lambda m, n=name: f"{n}: {m}")
-
-
-def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    command += ["-m", "deedrl", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-
 @pytest.fixture(scope="module")
 def data(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe whose adapter has dropout, which must not depend on who computes what."""
@@ -114,13 +89,6 @@ def both(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tupl
     assert ended.stdout.count("Report: ") == 1
     assert ended.stderr.count("pairs of") == 1
     return folder / "one", folder / "two"
-
-
-def tolerance(name: str) -> dict[str, float]:
-    """Moments are sums of gradients and of their squares. A step of AdamW is up to the learning rate, 1e-3, however
-    small the gradient is, and where that is next to nothing rounding has a say in it."""
-    of_parameters = "parameter" in name or name.startswith("reference.base_model")
-    return {"rtol": 0.0, "atol": 2e-5} if of_parameters else {"rtol": 1e-3, "atol": 1e-6}
 
 
 @pytest.mark.parametrize("stage", ["grpo", "ppo", "dpo"])

@@ -301,6 +301,12 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 "sampling shares some with a running update; set it to 0 or train an adapter",
             )
             require(
+                stage.max_staleness == 0 or self.processes.shard != "weights",
+                f"{path}.max_staleness",
+                f"expected 0 with processes.shard: weights, got {stage.max_staleness}: a running update has the weights "
+                "in shards, and sampling needs them whole; set it to 0 or shard to optimiser",
+            )
+            require(
                 stage.max_staleness == 0 or not self.learned_terms,
                 f"{path}.max_staleness",
                 f"expected 0 where the rubric names a reward model ({', '.join(self.learned_terms)}), got "
