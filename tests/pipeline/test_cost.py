@@ -97,7 +97,7 @@ def test_weights_are_cut_among_gpus_but_for_sampling(adapter: dict[str, int] | N
     layer = weights.weights - moments.weights / 4
     assert 0 < layer < moments.weights / 2  # what is gathered at one time, and an adapter
     assert weights.update_peak < moments.update_peak
-    assert weights.sampling_weights == pytest.approx(moments.weights, rel=0.05)
+    assert weights.sampling_weights == pytest.approx(0.75 * moments.weights, rel=0.1)  # without the adapter
     if adapter is None:
         assert weights.gradients == moments.gradients / 4
         assert weights.reference == moments.reference / 4

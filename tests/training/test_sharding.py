@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deedrl.errors import ModelError
 from deedrl.policies.local.model import LoadedModel, add_adapter
-from deedrl.training import processes, sharding
+from deedrl.training import fused, processes, sharding
 from deedrl.training.backend import frozen_at
 from deedrl.training.critic import HeadCritic, Rates
 from deedrl.training.learner import Learner
@@ -27,8 +27,9 @@ RATE = 1e-3
 
 
 def loaded(kit: Any, tuning: str) -> LoadedModel:
-    if tuning == "lora":
-        model = add_adapter(kit.load(trainable=False), rank=4, alpha=8, dropout=0.1, target="all-linear", seed=2)
+    if tuning.startswith("lora"):
+        base = kit.load(trainable=False, dtype="bf16" if tuning == "lora in bf16" else "fp32")
+        model = add_adapter(base, rank=4, alpha=8, dropout=0.1, target="all-linear", seed=2)
         with torch.no_grad():  # B begins at 0, and then A has no gradient
             for name, parameter in model.model.named_parameters():
                 if "lora_B" in name:
@@ -104,17 +105,28 @@ def _of_several(rank: int, count: int, port: int, folder: Path, kit: Any, tuning
         if start is not None:
             learner.load_tensors(start)
         state = work(learner, batches(kit), 2)
-        whole = sum(parameter.numel() for parameter in model.model.parameters())
-        pieces = [held for held in learner.parameters.values() if isinstance(held, sharding.Piece)]
-        weights = sharding.sharded(model.model)
-        assert weights is not None
-        frozen = sum(piece.numel() for piece in weights._pieces.values() if not piece.requires_grad)
-        held = whole + frozen + sum(piece.numel() for piece in pieces) + learner.optimiser.state_elements()
-        (folder / f"held-{rank}").write_text(str(held))
+        (folder / f"held-{rank}").write_text(" ".join(map(str, held(learner))))
         if processes.is_first():
             save_file(state, folder / "state.safetensors")
         sharding.gather(model.model)
         save_file({n: p.detach().clone() for n, p in model.model.named_parameters()}, folder / f"whole-{rank}.safetensors")
+
+
+def held(learner: Learner) -> tuple[int, int]:
+    """Elements in memory of weights and moments, while sampling and between passes."""
+    model = learner.loaded.model
+    weights = sharding.sharded(model)
+    assert weights is not None
+
+    def elements() -> int:
+        tensors = (*model.parameters(), *weights._pieces.values())
+        memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // t.element_size() for t in tensors}
+        return sum(memory.values()) + learner.optimiser.state_elements()
+
+    sharding.gather(model)
+    sampling = elements()
+    sharding.release(model)
+    return sampling, elements()
 
 
 def of_several(
@@ -137,8 +149,11 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, **limits, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize(("count", "tuning"), [(2, "full"), (2, "tied"), (2, "lora"), (3, "full"), (3, "lora")])
-def test_weights_in_shards_learn_what_one_process_learns(kit: Any, tmp_path: Path, count: int, tuning: str) -> None:
+@pytest.mark.parametrize(("count", "tuning"), [(2, "full"), (2, "tied"), (2, "lora"), (2, "lora in bf16"), (3, "full"), (3, "lora")])
+def test_weights_in_shards_learn_what_one_process_learns(
+    kit: Any, tmp_path: Path, count: int, tuning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "_with_fused_layers", lambda decoder: None)  # which weights in shards do not have
     model = loaded(kit, tuning)
     learner = Learner(model)
     elements = sum(parameter.numel() for parameter in model.model.parameters())
@@ -147,11 +162,16 @@ def test_weights_in_shards_learn_what_one_process_learns(kit: Any, tmp_path: Pat
     for rank in range(count):
         for name, value in load_file(tmp_path / f"whole-{rank}.safetensors").items():
             torch.testing.assert_close(value, whole[name], rtol=0.0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
-    # What each process holds between passes, of weights and moments: its part, a last norm and an adapter.
-    held = max(int((tmp_path / f"held-{rank}").read_text()) for rank in range(count))
+    # What each process holds of weights and moments is its part, a last norm and an adapter; while sampling all weights.
     trained = sum(parameter.numel() for parameter in learner.parameters.values())
-    adapter = trained if tuning == "lora" else 0
-    assert held <= (elements - adapter + 2 * trained) / count + adapter + 3 * len(whole) + 64
+    adapter = trained if "lora" in tuning else 0
+    of_all = elements + 2 * trained / count
+    of_pieces = (elements - adapter + 2 * trained) / count + adapter
+    for rank in range(count):
+        sampling, between = map(int, (tmp_path / f"held-{rank}").read_text().split())
+        # Each parameter is cut to the element, and filled up.
+        assert abs(sampling - of_all) <= (count + 2) * len(whole)
+        assert abs(between - of_pieces) <= 3 * len(whole) + 64
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
@@ -184,8 +204,29 @@ def test_a_head_of_another_form_is_refused(kit: Any) -> None:
         sharding.shard_weights(model)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", [(5, 3), (7,), (1,)])
-def test_one_process_has_one_piece_which_is_the_whole(shape: tuple[int, ...]) -> None:
-    value = torch.randn(shape)
-    piece = processes.padded_piece(value)
-    assert torch.equal(piece, value.flatten())
+def test_pieces_are_equally_long_and_make_up_the_whole(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], count: int
+) -> None:
+    value, pieces = torch.randn(shape), []
+    for rank in range(count):
+        monkeypatch.setattr(processes, "_place", processes._Place(rank, count))
+        pieces.append(processes.padded_piece(value))
+    assert len({piece.shape for piece in pieces}) == 1
+    joined = torch.cat(pieces)
+    assert torch.equal(joined[: value.numel()], value.flatten())
+    assert not joined[value.numel() :].any()
+
+
+@pytest.mark.parametrize(("items", "rounds"), [(1, 1), (3, 1), (4, 2)])
+def test_processes_make_equally_many_passes_where_weights_are_in_shards(
+    monkeypatch: pytest.MonkeyPatch, items: int, rounds: int
+) -> None:
+    counted: list[int] = []
+    for rank in range(3):
+        monkeypatch.setattr(processes, "_place", processes._Place(rank, 3, shard="weights"))
+        passes = list(processes.rounds(range(items)))
+        assert len(passes) == rounds
+        counted += [item for item, counts in passes if counts]
+    assert sorted(counted) == list(range(items))

@@ -68,7 +68,7 @@ class MemorySettings(Settings, frozen=True, kw_only=True):
     shards: PositiveInt = 1
     """Processes, of one GPU or processor each, that the moments are cut among."""
     weights_in_shards: bool = False
-    """Weights and gradients are cut as well, but for adapters; sampling has whole weights beside the pieces."""
+    """Weights and gradients are cut as well, but for adapters; sampling has whole weights in place of the pieces."""
     mapped: bool = False
     """On a processor: large blocks of memory are mapped one by one, which leaves no holes and costs time."""
     overlapped: bool = False
@@ -116,7 +116,8 @@ class Memory(Settings, frozen=True, kw_only=True):
     cache: float
     """Keys and values of the episodes in flight."""
     sampling_weights: float
-    """On a processor sampling runs on a copy of the linear layers; beside pieces of the weights, on whole ones."""
+    """On a processor sampling runs on a copy of the linear layers; where each process has a piece of the weights, the
+    others' pieces."""
     sampling_work: float
     """One pass of sampling: logits, and what a layer needs."""
     overlapped: bool = False
@@ -260,9 +261,9 @@ def cache_bytes(shape: ModelShape, settings: MemorySettings) -> float:
 
 
 def sampling_weights_bytes(shape: ModelShape, settings: MemorySettings) -> float:
-    """A copy of linear layers and head, and all weights."""
+    """A copy of linear layers and head; the pieces of the weights that others hold."""
     copied = 0 if settings.gpus else shape.layers * shape.layer_linear + shape.embedding
-    gathered = shape.parameters if settings.weights_in_shards and settings.shards > 1 else 0
+    gathered = shape.parameters * (1 - 1 / settings.shards) if settings.weights_in_shards else 0
     return (copied + gathered) * settings.width
 
 

@@ -262,8 +262,14 @@ def padded_piece(tensor: Tensor) -> Tensor:
     return torch.nn.functional.pad(own, (0, size - own.numel())).clone()
 
 
+def piece_inside(whole: Tensor, size: int) -> Tensor:
+    """This process's `padded_piece`, of `size` elements, in the memory of a tensor that is one of `gathered`."""
+    return whole.as_strided((size,), (1,), size * _place.rank)
+
+
 def gathered(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The whole tensors, of `shapes`, that everyone's `pieces` (`padded_piece`) make up; each has its own memory."""
+    """The whole tensors, of `shapes`, that everyone's `pieces` (`padded_piece`) make up; each in memory of its own,
+    with the pieces' zeros after it."""
     import torch
     import torch.distributed as dist
 

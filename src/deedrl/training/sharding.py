@@ -152,8 +152,11 @@ class ShardedWeights:
             return
         with torch.no_grad():
             for unit in self._units.values():
-                for (_, _, parameter), value in zip(unit.places, unit.whole(), strict=True):
+                if all(parameter.numel() for _, _, parameter in unit.places):
+                    continue  # tied to one that is whole
+                for (_, _, parameter), piece, value in zip(unit.places, unit.pieces, unit.whole(), strict=True):
                     parameter.data = value
+                    piece.data = processes.piece_inside(value, piece.numel())  # nothing is held twice
         self._whole = True
 
     def release(self) -> None:
@@ -161,7 +164,8 @@ class ShardedWeights:
         self._again = None
         if self._whole:
             for unit in self._units.values():
-                for _, _, parameter in unit.places:
+                for (_, _, parameter), piece in zip(unit.places, unit.pieces, strict=True):
+                    piece.data = piece.data.clone()
                     parameter.data = parameter.data.new_empty(0)
         self._whole = False
 
