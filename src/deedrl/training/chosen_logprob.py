@@ -62,5 +62,5 @@ class _OfTrainedHead(torch.autograd.Function):
         # By the logits: (1 at the target - softmax) · gradient / temperature.
         slopes = logits.softmax(-1).mul_(-gradient[:, None])
         slopes.scatter_add_(1, targets[:, None], gradient[:, None])
-        slopes = (slopes / ctx.temperature).to(weight.dtype)
+        slopes = slopes.div_(ctx.temperature).to(weight.dtype)
         return slopes @ weight, slopes.t() @ hidden, None, None
