@@ -154,6 +154,6 @@ def test_shards_are_no_part_of_what_a_run_is() -> None:
 def test_sampling_beside_an_update_is_refused_with_weights_in_shards() -> None:
     data = {"name": "r", "processes": {"shard": "weights"}, "stages": [{"stage": "grpo", "max_staleness": 1}]}
     with pytest.raises(
-        ConfigError, match="expected 0 with processes.shard: weights, got 1: .* set it to 0 or shard to"
+        ConfigError, match=r"expected 0 with processes\.shard: weights, got 1: .* set it to 0 or shard to"
     ):
         recipe_from(data)

@@ -43,7 +43,9 @@ def batches(kit: Any) -> list[Batch]:
     """Micro-batches of two clusters of siblings and of samples by themselves; neither two nor three divide them."""
     head = kit.ids(1000, 9)
     samples = [
-        kit.sample(f"{g}-{i}", [*head, *kit.ids(100 + g, 20), *kit.ids(i, 2)], kit.ids(10 + i, 5), advantage=float(i - g))
+        kit.sample(
+            f"{g}-{i}", [*head, *kit.ids(100 + g, 20), *kit.ids(i, 2)], kit.ids(10 + i, 5), advantage=float(i - g)
+        )
         for g in range(2)
         for i in range(1, 4)
     ]
@@ -109,7 +111,9 @@ def _of_several(rank: int, count: int, port: int, folder: Path, kit: Any, tuning
         if processes.is_first():
             save_file(state, folder / "state.safetensors")
         sharding.gather(model.model)
-        save_file({n: p.detach().clone() for n, p in model.model.named_parameters()}, folder / f"whole-{rank}.safetensors")
+        save_file(
+            {n: p.detach().clone() for n, p in model.model.named_parameters()}, folder / f"whole-{rank}.safetensors"
+        )
 
 
 def held(learner: Learner) -> tuple[int, int]:
@@ -149,7 +153,9 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, **limits, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize(("count", "tuning"), [(2, "full"), (2, "tied"), (2, "lora"), (2, "lora in bf16"), (3, "full"), (3, "lora")])
+@pytest.mark.parametrize(
+    ("count", "tuning"), [(2, "full"), (2, "tied"), (2, "lora"), (2, "lora in bf16"), (3, "full"), (3, "lora")]
+)
 def test_weights_in_shards_learn_what_one_process_learns(
     kit: Any, tmp_path: Path, count: int, tuning: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +168,7 @@ def test_weights_in_shards_learn_what_one_process_learns(
     for rank in range(count):
         for name, value in load_file(tmp_path / f"whole-{rank}.safetensors").items():
             torch.testing.assert_close(value, whole[name], rtol=0.0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
-    # What each process holds of weights and moments is its part, a last norm and an adapter; while sampling all weights.
+    # What a process holds of weights and moments is its part, a last norm and an adapter; while sampling all weights.
     trained = sum(parameter.numel() for parameter in learner.parameters.values())
     adapter = trained if "lora" in tuning else 0
     of_all = elements + 2 * trained / count
@@ -200,7 +206,7 @@ def of_moments_and_parameters(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_a_head_of_another_form_is_refused(kit: Any) -> None:
     model = kit.load().model
     model.set_output_embeddings(torch.nn.Linear(model.config.hidden_size, 7))
-    with pytest.raises(ModelError, match="linear output head without bias.*set processes.shard to optimiser or none"):
+    with pytest.raises(ModelError, match=r"linear output head without bias.*set processes\.shard to optimiser or none"):
         sharding.shard_weights(model)
 
 

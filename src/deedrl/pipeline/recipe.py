@@ -303,8 +303,8 @@ class Recipe(Settings, frozen=True, kw_only=True):
             require(
                 stage.max_staleness == 0 or self.processes.shard != "weights",
                 f"{path}.max_staleness",
-                f"expected 0 with processes.shard: weights, got {stage.max_staleness}: a running update has the weights "
-                "in shards, and sampling needs them whole; set it to 0 or shard to optimiser",
+                f"expected 0 with processes.shard: weights, got {stage.max_staleness}: a running update has the "
+                "weights in shards, and sampling needs them whole; set it to 0 or shard to optimiser",
             )
             require(
                 stage.max_staleness == 0 or not self.learned_terms,

@@ -190,7 +190,7 @@ class TrainingDecoder:
     def __init__(self, model: Any) -> None:
         self._source = decoder_of(model)
         self._fused: Any = None
-        # Without an adapter the layers themselves are trained; an accelerator is no place for compiled C; and weights in
+        # Without an adapter the layers themselves are trained; an accelerator is no place for compiled C; weights in
         # shards are whole for the model's own layers alone.
         own = not hasattr(model, "peft_config") or sharded(model) is not None
         self._tried = own or self._source.device.type != "cpu"

@@ -66,7 +66,9 @@ class Optimiser:
         if not any(isinstance(parameter, Piece) for parameter in parameters):
             return float(self._accelerator.clip_grad_norm_(parameters, max_grad_norm))
         own, same = (
-            float(get_total_norm([p.grad for p in parameters if p.grad is not None and isinstance(p, Piece) == in_pieces]))
+            float(
+                get_total_norm([p.grad for p in parameters if p.grad is not None and isinstance(p, Piece) == in_pieces])
+            )
             for in_pieces in (True, False)
         )
         [of_pieces] = processes.summed([own**2])

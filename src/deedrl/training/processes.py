@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from deedrl.errors import ConfigError, DeedRLError
@@ -277,7 +278,7 @@ def gathered(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[
     for places in _of_one_type(pieces):
         own = torch.cat([pieces[place] for place in places])
         all_pieces = own.new_empty(_place.count, own.numel())
-        _together(lambda own=own, into=all_pieces: dist.all_gather_into_tensor(into.view(-1), own, group=_place.tensors))
+        _together(partial(dist.all_gather_into_tensor, all_pieces.view(-1), own, group=_place.tensors))
         for place, part in zip(places, all_pieces.split([pieces[p].numel() for p in places], dim=1), strict=True):
             whole = part.clone(memory_format=torch.contiguous_format).view(-1)
             wholes[place] = whole[: math.prod(shapes[place])].view(shapes[place])
@@ -297,7 +298,7 @@ def summed_pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
             flat = tensors[place].reshape(-1)
             part.copy_(torch.nn.functional.pad(flat, (0, part.numel() - flat.numel())).view_as(part))
         own = all_pieces.new_empty(sum(sizes))
-        _together(lambda own=own, of=all_pieces: dist.reduce_scatter_tensor(own, of.view(-1), group=_place.tensors))
+        _together(partial(dist.reduce_scatter_tensor, own, all_pieces.view(-1), group=_place.tensors))
         sums.update(zip(places, own.split(sizes), strict=True))
     return [sums[place] for place in range(len(tensors))]
 

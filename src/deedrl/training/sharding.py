@@ -222,7 +222,7 @@ class ShardedWeights:
         if self._whole:
             return
         for index, ((part, name, _), value) in enumerate(zip(unit.places, unit.whole(), strict=True)):
-            part._parameters[name] = value  # type: ignore[assignment]  # a result of `_Whole`, which no Parameter can be
+            part._parameters[name] = value  # type: ignore[assignment]  # no Parameter can be a result
             self._present[value.untyped_storage().data_ptr()] = unit, index
 
     def _leave(self, unit: _Unit) -> None:
