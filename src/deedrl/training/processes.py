@@ -279,7 +279,7 @@ def gathered(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[
         own = torch.cat([pieces[place] for place in places])
         all_pieces = own.new_empty(_place.count, own.numel())
         _together(partial(dist.all_gather_into_tensor, all_pieces.view(-1), own, group=_place.tensors))
-        for place, part in zip(places, all_pieces.split([pieces[p].numel() for p in places], dim=1), strict=True):
+        for place, part in zip(places, torch.split(all_pieces, [pieces[p].numel() for p in places], dim=1), strict=True):
             whole = part.clone(memory_format=torch.contiguous_format).view(-1)
             wholes[place] = whole[: math.prod(shapes[place])].view(shapes[place])
     return [wholes[place] for place in range(len(pieces))]
@@ -294,12 +294,12 @@ def summed_pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
     for places in _of_one_type(tensors):
         sizes = [-(-tensors[place].numel() // _place.count) for place in places]
         all_pieces = tensors[places[0]].new_zeros(_place.count, sum(sizes))
-        for place, part in zip(places, all_pieces.split(sizes, dim=1), strict=True):
+        for place, part in zip(places, torch.split(all_pieces, sizes, dim=1), strict=True):
             flat = tensors[place].reshape(-1)
             part.copy_(torch.nn.functional.pad(flat, (0, part.numel() - flat.numel())).view_as(part))
         own = all_pieces.new_empty(sum(sizes))
         _together(partial(dist.reduce_scatter_tensor, own, all_pieces.view(-1), group=_place.tensors))
-        sums.update(zip(places, own.split(sizes), strict=True))
+        sums.update(zip(places, torch.split(own, sizes), strict=True))
     return [sums[place] for place in range(len(tensors))]
 
 

@@ -103,10 +103,10 @@ class _Unit(NamedTuple):
 
 
 class _Note(NamedTuple):
-    """In place of what autograd would have kept: a view of the whole weight number `index` of `unit`."""
+    """In place of what autograd would have kept: a view of the whole weight number `place` of `unit`."""
 
     unit: _Unit
-    index: int
+    place: int
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -124,11 +124,11 @@ class ShardedWeights:
                 f"layer by layer, got {type(decoder).__name__} and {type(head).__name__}; set processes.shard to "
                 "optimiser or none"
             )
-        self._all_trained = all(parameter.requires_grad for parameter in model.parameters())
+        self._all_trained: bool = all(parameter.requires_grad for parameter in model.parameters())
         self._pieces: dict[int, Piece] = {}
         modules = [decoder.get_input_embeddings(), *layers, head]
-        self._units = {id(module): self._cut(module) for module in modules}
-        self._whole = True
+        self._units: dict[int, _Unit] = {id(module): self._cut(module) for module in modules}
+        self._whole: bool = True
         """All weights are there, for sampling."""
         self._present: dict[int, tuple[_Unit, int]] = {}
         """Which weight begins at an address in memory, of those that are whole for a forward pass."""
@@ -245,7 +245,7 @@ class ShardedWeights:
             self._again = None  # before the next is made: one at a time
             with torch.no_grad():
                 self._again = kept.unit, kept.unit.whole()
-        return self._again[1][kept.index].as_strided(kept.size, kept.stride, kept.offset)
+        return self._again[1][kept.place].as_strided(kept.size, kept.stride, kept.offset)
 
 
 class _Whole(torch.autograd.Function):
