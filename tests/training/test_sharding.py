@@ -161,9 +161,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, **limits, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize(
-    ("count", "tuning"), [(2, "full"), (2, "tied"), (2, "lora"), (3, "full"), (3, "lora")]
-)
+@pytest.mark.parametrize(("count", "tuning"), [(2, "full"), (2, "tied"), (2, "lora"), (3, "full"), (3, "lora")])
 def test_weights_in_shards_learn_what_one_process_learns(
     kit: Any, tmp_path: Path, count: int, tuning: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

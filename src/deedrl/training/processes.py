@@ -279,7 +279,9 @@ def gathered(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[
         own = torch.cat([pieces[place] for place in places])
         all_pieces = own.new_empty(_place.count, own.numel())
         _together(partial(dist.all_gather_into_tensor, all_pieces.view(-1), own, group=_place.tensors))
-        for place, part in zip(places, torch.split(all_pieces, [pieces[p].numel() for p in places], dim=1), strict=True):
+        for place, part in zip(
+            places, torch.split(all_pieces, [pieces[p].numel() for p in places], dim=1), strict=True
+        ):
             whole = part.clone(memory_format=torch.contiguous_format).view(-1)
             wholes[place] = whole[: math.prod(shapes[place])].view(shapes[place])
     return [wholes[place] for place in range(len(pieces))]
