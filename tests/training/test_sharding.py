@@ -76,6 +76,9 @@ def updated(learner: Learner, packed: Sequence[Batch], updates: int) -> dict[str
     return state | learner.tensors()
 
 
+EXACT = ("logprobs", "figures")
+
+
 def first_update(learner: Learner, packed: Sequence[Batch], _: int) -> dict[str, Tensor]:
     """Log-probabilities before it, loss and norm, and gradients as AdamW keeps them."""
     logprobs = torch.cat(learner.logprobs(packed))
@@ -189,10 +192,14 @@ def test_weights_in_shards_learn_what_one_process_learns(
 def test_a_frozen_base_in_bf16_is_cut_in_its_own_type(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the first update another order of float32 sums may round a bf16 product otherwise."""
+    """Gradients at the shared prefix are summed in bf16, by each process those of its own micro-batches."""
     monkeypatch.setattr(fused, "_with_fused_layers", lambda decoder: None)  # which weights in shards do not have
     expected = first_update(Learner(loaded(kit, "lora in bf16")), batches(kit), 1)
-    assert_same(of_several(2, tmp_path, kit, "lora in bf16", first_update), expected)
+    found = of_several(2, tmp_path, kit, "lora in bf16", first_update)
+    assert found.keys() == expected.keys()
+    assert_same({name: found.pop(name) for name in EXACT}, {name: expected.pop(name) for name in EXACT})
+    one, two = (torch.cat([state[name].flatten() for name in sorted(expected)]) for state in (expected, found))
+    assert (two - one).norm() < 0.02 * one.norm()
     types = {value.dtype for value in load_file(tmp_path / "whole-0.safetensors").values()}
     assert types == {torch.bfloat16, torch.float32}
 
