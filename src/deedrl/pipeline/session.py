@@ -190,7 +190,7 @@ class Session:
 
         The other one rests, for each holds caches and a copy of the weights; no episode of it may be in flight.
         """
-        gather(self.loaded.model)
+        self._gather()
         if not self._policies:
             check_room(self.loaded, self.environment_class, self.tasks("train"), self.prompt, self.recipe)
         if (other := self._policies.get(not guided)) is not None:
@@ -218,9 +218,14 @@ class Session:
             policy.rest()
         self._release()
 
+    def _gather(self) -> None:
+        """Weights that are in shards are whole until `_release`; to be called in all processes alike."""
+        if processes.shards_weights():
+            gather(self.loaded.model)
+
     def _release(self) -> None:
         """Weights that were whole for sampling are in shards again."""
-        if "loaded" in self.__dict__:
+        if processes.shards_weights() and "loaded" in self.__dict__:
             release(self.loaded.model)
 
     def untouched(self) -> Session:
@@ -229,7 +234,7 @@ class Session:
 
     def save_policy(self) -> None:
         """Replaces the run's adapter (or model folder) by the current weights; the old one stays until then."""
-        gather(self.loaded.model)
+        self._gather()
         if self.run.writes:
             self._write_policy()
         processes.wait()
