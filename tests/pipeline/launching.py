@@ -68,5 +68,5 @@ def compare_episodes(one: Path, two: Path, *, of_rewards: float = 0.0) -> None:
 def tolerance(name: str) -> dict[str, float]:
     """Moments are sums of gradients and of their squares. A step of AdamW is up to the learning rate, 1e-3, however
     small the gradient is, and where that is next to nothing rounding has a say in it."""
-    of_parameters = "parameter" in name or name.startswith("reference.base_model")
+    of_parameters = "parameter" in name or name.startswith(("average.", "reference.base_model"))
     return {"rtol": 0.0, "atol": 2e-5} if of_parameters else {"rtol": 1e-3, "atol": 1e-6}

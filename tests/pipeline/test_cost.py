@@ -8,6 +8,7 @@ from deedrl.pipeline.cost import estimate, estimate_text
 from deedrl.pipeline.recipe import Recipe, recipe_from
 from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS
 from deedrl.planning.machine import CPU_FP32, GIB, Machine
+from deedrl.planning.memory import Memory
 from deedrl.planning.shape import EMBEDDED
 
 LAPTOP = Machine(cores=1, memory_bytes=8 * GIB, fast_bf16=False)
@@ -81,6 +82,27 @@ def test_only_moments_are_cut_among_gpus_where_the_recipe_asks_for_it(critic: st
     assert cut.peak - cut.held == pytest.approx(whole.peak - whole.held)
     alone = made({"stage": "ppo", "critic": critic}, processes={"shard": "optimiser"})
     assert estimate(alone, LAPTOP) == estimate(made({"stage": "ppo", "critic": critic}), LAPTOP)
+
+
+@pytest.mark.parametrize("adapter", [None, {"rank": 16}])
+def test_weights_are_cut_among_gpus_but_for_sampling(adapter: dict[str, int] | None) -> None:
+    four = Machine(cores=2, memory_bytes=8 * GIB, fast_bf16=False, gpus=(("GPU", 24 * GIB),) * 4)
+
+    def of(shard: str) -> Memory:
+        model = {"path": "embedded", "adapter": adapter}
+        return estimate(made({"stage": "grpo"}, model=model, processes={"shard": shard}), four).memory
+
+    moments, weights = of("optimiser"), of("weights")
+    assert weights.optimiser == moments.optimiser
+    layer = weights.weights - moments.weights / 4
+    assert 0 < layer < moments.weights / 2  # what is gathered at one time, and an adapter
+    assert weights.update_peak < moments.update_peak
+    assert weights.sampling_weights == pytest.approx(0.75 * moments.weights, rel=0.1)  # without the adapter
+    if adapter is None:
+        assert weights.gradients == moments.gradients / 4
+        assert weights.reference == moments.reference / 4
+    else:
+        assert weights.gradients == moments.gradients
 
 
 def test_episodes_of_each_stage() -> None:

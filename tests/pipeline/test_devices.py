@@ -294,7 +294,7 @@ def test_optimiser_states_in_shards_are_on_the_device_and_saved_from_it(
 
     begun = after_two_steps(torch.device("cpu"), None)
     ended = after_two_steps(torch.device("cpu"), begun)
-    monkeypatch.setattr(processes, "_place", processes._Place(0, 1, None, shards_optimiser=True))
+    monkeypatch.setattr(processes, "_place", processes._Place(0, 1, None, shard="optimiser"))
     monkeypatch.setattr(processes, "_sum", lambda tensor: None)
     for state, expected in ((None, begun), (begun, ended)):
         found = after_two_steps(device, state)

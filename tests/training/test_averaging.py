@@ -41,7 +41,7 @@ def test_it_goes_on_from_its_tensors_bit_for_bit() -> None:
         whole.add(parameters, updates)
         parts.add(parameters, updates)
         if updates == 3:
-            state = parts.tensors()
+            state = parts.tensors(parameters)
             assert set(state) == {"average.a", "average.b"}
             parts = WeightAverage(0.7)
             parts.load_tensors(state, parameters)
@@ -49,7 +49,7 @@ def test_it_goes_on_from_its_tensors_bit_for_bit() -> None:
 
 
 def test_an_average_that_has_seen_nothing_is_no_part_of_a_checkpoint() -> None:
-    assert WeightAverage(0.5).tensors() == {}
+    assert WeightAverage(0.5).tensors({}) == {}
     with pytest.raises(ValueError, match="at least 1, got 0"):
         WeightAverage(0.5).add(weights(1)[0], 0)
 

@@ -159,19 +159,21 @@ def test_the_prefix_of_another_update_is_refused(kit):
         module(second, module.shared_prefix(first.prefix_ids))
 
 
+@pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_logprobs_under_a_frozen_head_and_their_gradient_equal_autograd(temperature):
+def test_logprobs_under_a_head_and_their_gradients_equal_autograd(temperature, trained):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(7, 16, generator=generator, requires_grad=True)
-    weight = torch.randn(50, 16, generator=generator) * 3
+    weight = (torch.randn(50, 16, generator=generator) * 3).requires_grad_(trained)
     targets = torch.tensor([0, 49, 3, 3, 17, 8, 25])
     upstream = torch.randn(7, generator=generator)
     found = chosen_logprobs(hidden, weight, targets, temperature)
-    [gradient] = torch.autograd.grad(found, hidden, upstream)
+    inputs = [hidden, weight] if trained else [hidden]
+    gradients = torch.autograd.grad(found, inputs, upstream)
     expected = (hidden @ weight.T / temperature).log_softmax(-1)[torch.arange(7), targets]
-    [slow] = torch.autograd.grad(expected, hidden, upstream)
+    slow = torch.autograd.grad(expected, inputs, upstream)
     assert torch.allclose(found, expected, atol=1e-5)
-    assert relative(gradient, slow) < 1e-5
+    assert all(relative(gradient, by_autograd) < 1e-5 for gradient, by_autograd in zip(gradients, slow, strict=True))
 
 
 def test_an_adapter_on_a_bf16_model_computes_in_bf16_and_keeps_float32_gradients(kit):

@@ -64,15 +64,14 @@ def results(model: LogprobModel, kit, micro_batch_tokens=60):
     batches = pack(kit.family(), micro_batch_tokens=micro_batch_tokens)
     found = []
 
-    def share(batch, prefix):
-        logprobs = model(batch, prefix)[0]
+    def loss(_, logprobs):
         found.append(logprobs.detach())
         return sft_loss(logprobs, torch.ones_like(logprobs))
 
     trained = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = None
-    accumulate(model, batches, share, lambda loss: loss.backward())
+    accumulate(model, batches, lambda *of: (model(*of)[0],), loss, lambda value: value.backward())
     return torch.cat(found), torch.cat([parameter.grad.flatten() for parameter in trained])
 
 

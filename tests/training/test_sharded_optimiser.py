@@ -52,7 +52,7 @@ def _of_several(rank: int, count: int, port: int, folder: str, resume: bool) -> 
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({key: str(value) for key, value in (environment | {"MASTER_PORT": port}).items()})
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    with processes.joined(count, shard_optimiser=True):
+    with processes.joined(count, shard="optimiser"):
         optimiser = Optimiser(made(), weight_decay=0.1)
         if resume:
             optimiser.load_tensors(load_file(f"{folder}/start.safetensors"))

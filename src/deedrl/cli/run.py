@@ -96,7 +96,7 @@ def joined_with(recipe: Recipe, progress: Progress, processes: int | None) -> It
     from deedrl.reports.progress import NoProgress
     from deedrl.training.processes import is_first, joined
 
-    with joined(processes, shard_optimiser=recipe.processes.shard == "optimiser"):
+    with joined(processes, shard=recipe.processes.shard):
         yield progress if is_first() else NoProgress()
 
 

@@ -132,8 +132,9 @@ def _memory_settings(recipe: Recipe, stage: Learns, machine: Machine, bf16: bool
         tuning="full" if adapter is None else "lora",
         rank=1 if adapter is None else adapter.rank,
         bf16=bf16,
-        gpus=min(len(machine.gpus), 1),  # each holds all that one would, but for its part of moments
-        shards=max(len(machine.gpus), 1) if recipe.processes.shard == "optimiser" else 1,
+        gpus=min(len(machine.gpus), 1),  # each holds all that one would, but for its part of what is cut
+        shards=max(len(machine.gpus), 1) if recipe.processes.shard != "none" else 1,
+        weights_in_shards=recipe.processes.shard == "weights",
         load=load,
         overlapped=isinstance(stage, Grpo) and stage.max_staleness > 0,
     )

@@ -32,6 +32,7 @@ from deedrl.training import processes
 from deedrl.training.averaging import WeightAverage
 from deedrl.training.kl_control import controlled_coefficient
 from deedrl.training.policy_gradient import PolicyUpdate
+from deedrl.training.sharding import own_value, whole_value
 from deedrl.types import Task, Trajectory
 
 TaskSource = Callable[[int, int, Mapping[str, float]], list[Task]]
@@ -65,15 +66,17 @@ class Reference:
     kl_coefficient: float
     """Weight of the KL divergence to it in the next step."""
 
-    def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """By name, for a safetensors file; `names` are those of the parameters."""
-        named = {f"reference.{name}": value for name, value in zip(names, self.parameters, strict=True)}
+    def tensors(self, policy: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors by name, for a safetensors file; `policy` is what is trained."""
+        values = zip(policy.items(), self.parameters, strict=True)
+        named = {f"reference.{name}": whole_value(value, parameter) for (name, parameter), value in values}
         return named | {_KL_COEFFICIENT: torch.tensor(self.kl_coefficient, dtype=torch.float64)}
 
     @classmethod
-    def of_tensors(cls, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Reference:
+    def of_tensors(cls, policy: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Reference:
         """What `tensors` returned, exactly."""
-        return cls([tensors[f"reference.{name}"] for name in names], float(tensors[_KL_COEFFICIENT]))
+        parameters = [own_value(tensors[f"reference.{name}"], parameter) for name, parameter in policy.items()]
+        return cls(parameters, float(tensors[_KL_COEFFICIENT]))
 
 
 _KL_COEFFICIENT = "kl_coefficient"
@@ -240,7 +243,7 @@ def _acting(
 
 def _state(learner: Trainee, reference: Reference, average: WeightAverage) -> dict[str, Tensor]:
     """What a checkpoint holds."""
-    return learner.tensors() | reference.tensors(learner.parameters) | average.tensors()
+    return learner.tensors() | reference.tensors(learner.parameters) | average.tensors(learner.parameters)
 
 
 def _resume(

@@ -191,8 +191,9 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
 class ProcessSettings(Settings, frozen=True, kw_only=True):
     """What several processes of one run hold each; without meaning for a run of one."""
 
-    shard: Literal["none", "optimiser"] = "none"
-    """``optimiser``: each process holds the optimiser states of its pieces of the parameters only (ZeRO stage 1)."""
+    shard: Literal["none", "optimiser", "weights"] = "none"
+    """What each process holds of its pieces of the parameters only. ``optimiser``: optimiser states (ZeRO stage 1);
+    ``weights``: these, gradients and weights (ZeRO stage 3, FSDP), but for sampling, which takes whole weights."""
 
 
 class Recipe(Settings, frozen=True, kw_only=True):
@@ -300,6 +301,12 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 "sampling shares some with a running update; set it to 0 or train an adapter",
             )
             require(
+                stage.max_staleness == 0 or self.processes.shard != "weights",
+                f"{path}.max_staleness",
+                f"expected 0 with processes.shard: weights, got {stage.max_staleness}: a running update has the "
+                "weights in shards, and sampling needs them whole; set it to 0 or shard to optimiser",
+            )
+            require(
                 stage.max_staleness == 0 or not self.learned_terms,
                 f"{path}.max_staleness",
                 f"expected 0 where the rubric names a reward model ({', '.join(self.learned_terms)}), got "
@@ -314,6 +321,12 @@ class Recipe(Settings, frozen=True, kw_only=True):
                 "model.adapter",
                 f"expected an adapter with the stage '{stage.title}', whose model is another one on the same frozen "
                 "base; got null, which trains all weights",
+            )
+            require(
+                self.processes.shard != "weights",
+                "processes.shard",
+                f"expected optimiser or none with the stage '{stage.title}', got weights: its model has whole weights "
+                "beside the policy's",
             )
         if isinstance(stage, Ppo):
             require(

@@ -36,6 +36,7 @@ from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.store.jsonl import TrajectoryStore
 from deedrl.tasks.pool import TaskPool, check_disjoint
 from deedrl.training import processes
+from deedrl.training.sharding import gather, release, shard_weights
 from deedrl.types import Provenance, SamplingParams, Source, Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -150,6 +151,12 @@ class Session:
     @cached_property
     def loaded(self) -> LoadedModel:
         """The model with the run's latest adapter, the recipe's start adapter, or a fresh one."""
+        loaded = self._loaded()
+        if processes.shards_weights():
+            shard_weights(loaded.model)
+        return loaded
+
+    def _loaded(self) -> LoadedModel:
         settings = self.recipe.model
         source = settings.path
         if self._trained and settings.adapter is None and (self.run.adapter_folder / "config.json").is_file():
@@ -183,6 +190,7 @@ class Session:
 
         The other one rests, for each holds caches and a copy of the weights; no episode of it may be in flight.
         """
+        self._gather()
         if not self._policies:
             check_room(self.loaded, self.environment_class, self.tasks("train"), self.prompt, self.recipe)
         if (other := self._policies.get(not guided)) is not None:
@@ -202,11 +210,23 @@ class Session:
         self.policy_version = version
         for policy in self._policies.values():
             policy.weights_changed(version)
+        self._release()
 
     def rest_policies(self) -> None:
         """Gives back the memory that sampling needs, before an update needs its own."""
         for policy in self._policies.values():
             policy.rest()
+        self._release()
+
+    def _gather(self) -> None:
+        """Weights that are in shards are whole until `_release`; to be called in all processes alike."""
+        if processes.shards_weights():
+            gather(self.loaded.model)
+
+    def _release(self) -> None:
+        """Weights that were whole for sampling are in shards again."""
+        if processes.shards_weights() and "loaded" in self.__dict__:
+            release(self.loaded.model)
 
     def untouched(self) -> Session:
         """A session with the model as the recipe gives it, even if this run has trained it since."""
@@ -214,6 +234,7 @@ class Session:
 
     def save_policy(self) -> None:
         """Replaces the run's adapter (or model folder) by the current weights; the old one stays until then."""
+        self._gather()
         if self.run.writes:
             self._write_policy()
         processes.wait()

@@ -66,7 +66,9 @@ class MemorySettings(Settings, frozen=True, kw_only=True):
     many pieces, rows of the cache too; each has its own micro-batch."""
     load: Load
     shards: PositiveInt = 1
-    """Processes, with the whole model each, that the moments are cut among."""
+    """Processes, of one GPU or processor each, that the moments are cut among."""
+    weights_in_shards: bool = False
+    """Weights and gradients are cut as well, but for adapters; sampling has whole weights in place of the pieces."""
     mapped: bool = False
     """On a processor: large blocks of memory are mapped one by one, which leaves no holes and costs time."""
     overlapped: bool = False
@@ -114,7 +116,8 @@ class Memory(Settings, frozen=True, kw_only=True):
     cache: float
     """Keys and values of the episodes in flight."""
     sampling_weights: float
-    """On a processor sampling runs on a copy of the linear layers."""
+    """On a processor sampling runs on a copy of the linear layers; where each process has a piece of the weights, the
+    others' pieces."""
     sampling_work: float
     """One pass of sampling: logits, and what a layer needs."""
     overlapped: bool = False
@@ -150,11 +153,13 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
     """The parts for one processor, or for each of the GPUs."""
     parts = max(settings.gpus, 1)
     lora = settings.tuning == "lora"
-    trained = (shape.adapter(settings.rank) if lora else shape.parameters) * FLOAT / parts
-    moments = 2 * trained / settings.shards
-    base = shape.parameters * settings.width / parts if lora else 0.0
+    cut = settings.shards if settings.weights_in_shards else 1
+    whole = (shape.adapter(settings.rank) if lora else shape.parameters) * FLOAT / parts
+    moments = 2 * whole / settings.shards
+    trained = whole if lora else whole / cut
+    base = shape.parameters * settings.width / parts / cut if lora else 0.0
     # A cut model is put together layer by layer, and for the embeddings.
-    gathered = max(2 * shape.layer_linear, shape.embedding) * settings.width if parts > 1 else 0.0
+    gathered = max(2 * shape.layer_linear, shape.embedding) * settings.width if parts * cut > 1 else 0.0
     samples = settings.samples
     batch = micro_batch(settings.load)
     forward = forward_bytes(shape, settings, batch)
@@ -175,7 +180,7 @@ def memory(shape: ModelShape, settings: MemorySettings) -> Memory:
         logits=logits_bytes(shape, settings),
         reference_pass=trained + forward if settings.reference else 0.0,
         cache=cache_bytes(shape, settings) / parts if samples else 0.0,
-        sampling_weights=copied_bytes(shape, settings) if samples and not settings.gpus else 0.0,
+        sampling_weights=sampling_weights_bytes(shape, settings) if samples else 0.0,
         sampling_work=sampling_work_bytes(shape, settings) if samples else 0.0,
         overlapped=settings.overlapped,
     )
@@ -255,9 +260,11 @@ def cache_bytes(shape: ModelShape, settings: MemorySettings) -> float:
     return (load.prefix_tokens + rows * slots) * 2 * shape.layers * shape.kv_width * settings.width
 
 
-def copied_bytes(shape: ModelShape, settings: MemorySettings) -> float:
-    """Linear layers and head."""
-    return (shape.layers * shape.layer_linear + shape.embedding) * settings.width
+def sampling_weights_bytes(shape: ModelShape, settings: MemorySettings) -> float:
+    """A copy of linear layers and head; the pieces of the weights that others hold."""
+    copied = 0 if settings.gpus else shape.layers * shape.layer_linear + shape.embedding
+    gathered = shape.parameters * (1 - 1 / settings.shards) if settings.weights_in_shards else 0
+    return (copied + gathered) * settings.width
 
 
 def sampling_work_bytes(shape: ModelShape, settings: MemorySettings) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from deedrl.training.sharding import own_value, whole_value
+
 _PREFIX, _TRAINED = "average.", "parameter."
 
 
@@ -35,14 +37,17 @@ class WeightAverage:
             else:
                 self.values[name].lerp_(parameter.detach(), share)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """By name, for a safetensors file beside those of what is trained."""
-        return {f"{_PREFIX}{name}": value.to("cpu", copy=True) for name, value in self.values.items()}
+    def tensors(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of whole `parameters` by name, for a safetensors file beside those of what is trained."""
+        return {
+            f"{_PREFIX}{name}": whole_value(value, parameters[name]).to("cpu", copy=True)
+            for name, value in self.values.items()
+        }
 
     def load_tensors(self, state: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
         """Restores what `tensors` returned, bit for bit, each value where its parameter is."""
         self.values = {
-            name: state[f"{_PREFIX}{name}"].to(parameter.device, copy=True)
+            name: own_value(state[f"{_PREFIX}{name}"], parameter).to(parameter.device, copy=True)
             for name, parameter in parameters.items()
             if f"{_PREFIX}{name}" in state
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deedrl.policies.local.attention import install
-from deedrl.policies.local.device import adapter_precision
+from deedrl.policies.local.device import adapter_precision, own_random_streams
 from deedrl.training.chosen_logprob import chosen_logprobs
 from deedrl.training.fused import TrainingDecoder
 from deedrl.training.layout import Earlier, KeysValues, TreeLayout
 from deedrl.training.packing import Batch
+from deedrl.training.sharding import sharded
 
 LOGITS_CHUNK = 512
 """Action tokens whose logits exist at one time."""
@@ -55,6 +56,7 @@ class LogprobModel(nn.Module):
         self.model = model
         self._temperature = temperature
         self._decoder = TrainingDecoder(model)
+        self._shards = sharded(model)
 
     def forward(
         self, batch: Batch, prefix: SharedPrefix | None = None, with_entropy: bool = False
@@ -70,7 +72,7 @@ class LogprobModel(nn.Module):
 
         `prefix` is `shared_prefix` of this very batch's prefix; None computes it here, as a part of the graph.
         """
-        with adapter_precision(self.model):
+        with self._passes():
             if prefix is None:
                 layers = self._keys_values(batch.prefix_ids)
             elif prefix.ids is batch.prefix_ids:
@@ -81,8 +83,8 @@ class LogprobModel(nn.Module):
 
     def logprobs(self, hidden: Tensor, batch: Batch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """As `forward`, from the hidden states at the batch's slots [M, hidden]."""
-        with adapter_precision(self.model):
-            head = self.model.get_output_embeddings()
+        head = self.model.get_output_embeddings()
+        with self._passes(head):
             logprobs, entropies = [], []
             all_targets = batch.targets.to(hidden.device)
             for start in range(0, len(hidden), LOGITS_CHUNK):
@@ -96,22 +98,45 @@ class LogprobModel(nn.Module):
     def rest(self) -> None:
         """Gives up what was made of the weights for passes; a step is about to change them."""
         self._decoder.rest()
+        if self._shards is not None:
+            self._shards.rest()
 
     def shared_prefix(self, ids: Tensor) -> SharedPrefix:
         """The prefix `ids` [P] of an update's batches (`Batch.prefix_ids`), for `forward`."""
-        with adapter_precision(self.model):
+        with self._passes():
             return SharedPrefix(ids, self._keys_values(ids))
+
+    @contextmanager
+    def _passes(self, head: nn.Module | None = None) -> Iterator[None]:
+        """Where the model, or its output `head` by itself, computes."""
+        with ExitStack() as stack:
+            stack.enter_context(adapter_precision(self.model))
+            if self._shards is not None:
+                stack.enter_context(self._shards.passes())
+                if head is not None:
+                    stack.enter_context(self._shards.whole(head))
+            yield
 
     def _hidden(self, batch: Batch, prefix: KeysValues) -> Tensor:
         """Last hidden states [slots, hidden] of shared beginnings and of the rows' own tokens."""
         earlier = [Earlier(prefix)] if prefix else []
         starts = torch.tensor(batch.prefix_ids.numel())
         if not batch.shared_ids.numel():
-            return self._run(batch.ids, starts.expand(len(batch.ids)), earlier)[0].flatten(0, 1)
+            of_others = self._pass_of_others(batch, starts, earlier)
+            own, _ = self._run(batch.ids, starts.expand(len(batch.ids)), earlier)
+            return (own if of_others is None else own + of_others).flatten(0, 1)
         shared, layers = self._run(batch.shared_ids, starts.expand(len(batch.shared_ids)), earlier)
         earlier = [*earlier, Earlier(layers, batch.shared_of, batch.shared_before)]
         own, _ = self._run(batch.ids, starts + batch.shared_before, earlier)
         return torch.cat([shared.flatten(0, 1), own.flatten(0, 1)])
+
+    def _pass_of_others(self, batch: Batch, starts: Tensor, earlier: Sequence[Earlier]) -> Tensor | None:
+        """0, by a pass of one token where weights are in shards and others may have a pass over shared beginnings."""
+        if self._shards is None or not batch.siblings_share:
+            return None
+        with own_random_streams(self.model.device):  # dropout of the batch itself draws what it draws without this
+            hidden, _ = self._run(torch.zeros(1, 1, dtype=torch.long), starts[None], earlier)
+        return 0.0 * hidden.sum()
 
     def _keys_values(self, ids: Tensor) -> KeysValues:
         """Of ids [P], at the beginning of everything; none where P is 0."""
@@ -127,7 +152,7 @@ class LogprobModel(nn.Module):
         return self._decoder.hidden(ids, positions, layout), layout.kept
 
     def _chunk_logprobs(self, head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-        if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
+        if type(head) is nn.Linear and head.bias is None:
             return chosen_logprobs(hidden, head.weight, targets, self._temperature)
         if torch.is_grad_enabled():
             values: Tensor = checkpoint(_plain_logprobs, head, hidden, targets, self._temperature, use_reentrant=False)

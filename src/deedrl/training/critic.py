@@ -91,15 +91,16 @@ class HeadCritic:
     def update(self, batches: Sequence[Batch], policy_loss: Loss, value_loss: Loss, rates: Rates) -> StepStats:
         model = self.policy.module
 
-        def both(batch: Batch, prefix: SharedPrefix) -> Tensor:
+        def both(batch: Batch, prefix: SharedPrefix) -> tuple[Tensor, Tensor]:
             hidden = model.states(batch, prefix)[batch.slots]
-            logprobs, _ = model.logprobs(hidden, batch)
-            values = self.head(hidden)[batch.predictions]
+            return model.logprobs(hidden, batch)[0], self.head(hidden)[batch.predictions]
+
+        def loss(batch: Batch, logprobs: Tensor, values: Tensor) -> Tensor:
             return policy_loss(batch, logprobs) + self._coefficient * value_loss(batch, values)
 
         self.policy.optimiser.clear()
         self.optimiser.clear()
-        accumulate(model, batches, both, self.optimiser.backward)
+        accumulate(model, batches, both, loss, self.optimiser.backward)
         each = [(self.policy.optimiser, rates.policy), (self.optimiser, rates.critic)]
         [policy_norm, critic_norm], taken = step_together(each, rates.max_grad_norm)
         return StepStats(policy_norm, critic_norm, skipped=not taken)

@@ -19,6 +19,7 @@ from deedrl.policies.local.fused import HEAD_NORMS, NotFused, check_distance, ke
 from deedrl.policies.local.merged import can_pack, decoder_of
 from deedrl.training.adapted import AdaptedProduct, Merged
 from deedrl.training.layout import TreeLayout
+from deedrl.training.sharding import sharded
 
 _TRIED = (2, 3)
 """Rows and tokens on which a layer and its replacement are compared."""
@@ -189,8 +190,10 @@ class TrainingDecoder:
     def __init__(self, model: Any) -> None:
         self._source = decoder_of(model)
         self._fused: Any = None
-        # Without an adapter the layers themselves are trained; an accelerator is no place for compiled C.
-        self._tried = not hasattr(model, "peft_config") or self._source.device.type != "cpu"
+        # Without an adapter the layers themselves are trained; an accelerator is no place for compiled C; weights in
+        # shards are whole for the model's own layers alone.
+        own = not hasattr(model, "peft_config") or sharded(model) is not None
+        self._tried = own or self._source.device.type != "cpu"
 
     def hidden(self, ids: Tensor, positions: Tensor, layout: TreeLayout) -> Tensor:
         """Last hidden states [B, T, hidden] of ids [B, T] at `positions` [B, T]; attention is the layout's."""

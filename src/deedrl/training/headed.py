@@ -74,10 +74,11 @@ def states_under(model: LogprobModel, batches: Sequence[Batch]) -> Iterator[tupl
     """This process's share of `batches` (from one `pack`), with hidden states of all their slots, without gradient."""
     with torch.no_grad():
         prefix = model.shared_prefix(batches[0].prefix_ids)
-    for batch in processes.share(batches):
+    for batch, counts in processes.rounds(batches):
         with torch.no_grad():
             hidden = model.states(batch, prefix)
-        yield batch, hidden
+        if counts:
+            yield batch, hidden
 
 
 def width_of(model: Any) -> int:
@@ -109,12 +110,15 @@ class HeadedTrunk:
     ) -> tuple[float, bool]:
         """One step along the sum of the batches' `loss`: the gradient's norm before clipping, and if it was taken."""
 
-        def share(batch: Batch, prefix: SharedPrefix) -> Tensor:
-            return loss(batch, head_values(self.head, self._model.states(batch, prefix), batch))
+        def states(batch: Batch, prefix: SharedPrefix) -> tuple[Tensor]:
+            return (self._model.states(batch, prefix),)
+
+        def of_states(batch: Batch, hidden: Tensor) -> Tensor:
+            return loss(batch, head_values(self.head, hidden, batch))
 
         self.optimiser.clear()
         with self._active():
-            accumulate(self._model, batches, share, self.optimiser.backward)
+            accumulate(self._model, batches, states, of_states, self.optimiser.backward)
             [norm], taken = step_together([(self.optimiser, rate)], max_grad_norm)
         return norm, taken
 

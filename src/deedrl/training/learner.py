@@ -16,6 +16,7 @@ from deedrl.training import processes
 from deedrl.training.backend import LogprobModel, SharedPrefix
 from deedrl.training.optimiser import Optimiser, accumulate, step_together
 from deedrl.training.packing import Batch
+from deedrl.training.sharding import release, trained_parameters
 
 Loss = Callable[[Batch, Tensor], Tensor]
 """From a micro-batch and its action log-probabilities [N] to its share of the loss."""
@@ -26,8 +27,7 @@ class Learner:
 
     def __init__(self, loaded: LoadedModel, *, temperature: float = 1.0, weight_decay: float = 0.0) -> None:
         self.loaded = loaded
-        parameters = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
-        self.optimiser = Optimiser(parameters, weight_decay=weight_decay)
+        self.optimiser = Optimiser(trained_parameters(loaded.model), weight_decay=weight_decay)
         self.module = LogprobModel(loaded.model, temperature=temperature)
 
     @property
@@ -54,13 +54,13 @@ class Learner:
         self.optimiser.clear()
         place = {id(batch): index for index, batch in enumerate(batches)}
 
-        def share(batch: Batch, prefix: SharedPrefix) -> Tensor:
+        def logprobs(batch: Batch, prefix: SharedPrefix) -> tuple[Tensor]:
             if dropout:
                 self._seed_dropout(place[id(batch)])
-            return loss(batch, self.module(batch, prefix)[0])
+            return (self.module(batch, prefix)[0],)
 
         with self._dropout() if dropout else nullcontext():
-            total = accumulate(self.module, batches, share, self.optimiser.backward)
+            total = accumulate(self.module, batches, logprobs, loss, self.optimiser.backward)
         [norm], taken = step_together([(self.optimiser, learning_rate)], max_grad_norm)
         return UpdateStats(loss=total, grad_norm=norm, empty=False, skipped=not taken)
 
@@ -73,8 +73,8 @@ class Learner:
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Action log-probabilities [N] of each of `batches` (from one `pack`) under the current parameters."""
         prefix = self.module.shared_prefix(batches[0].prefix_ids)
-        own = [self.module(batch, prefix)[0] for batch in processes.share(batches)]
-        return processes.whole(own, [batch.action_tokens for batch in batches])
+        passes = [(self.module(batch, prefix)[0], counts) for batch, counts in processes.rounds(batches)]
+        return processes.whole([of for of, counts in passes if counts], [batch.action_tokens for batch in batches])
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:
@@ -98,6 +98,7 @@ class Learner:
     def restore(self, snapshot: Sequence[Tensor]) -> None:
         """Puts a snapshot's values back."""
         self.optimiser.restore(snapshot)
+        release(self.loaded.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and optimiser moments by name, for a safetensors file."""
@@ -106,6 +107,7 @@ class Learner:
     def load_tensors(self, state: dict[str, Tensor]) -> None:
         """Restores what `tensors` returned, bit for bit; a missing parameter is a KeyError naming it."""
         self.optimiser.load_tensors(state)
+        release(self.loaded.model)
 
 
 class UpdateStats:

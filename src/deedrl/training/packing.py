@@ -51,6 +51,8 @@ class Batch:
     given_as: Tensor
     end_slots: Tensor
     end_of: Tensor
+    siblings_share: bool = False
+    """Some batch of the same `pack` has shared beginnings."""
 
     @property
     def tokens(self) -> int:
@@ -98,7 +100,8 @@ def pack(samples: Sequence[TrainingSample], *, micro_batch_tokens: int) -> list[
         if batches[-1] and _padded_tokens([*batches[-1], piece]) > micro_batch_tokens:
             batches.append([])
         batches[-1].append(piece)
-    return [_batch(clusters, prefix) for clusters in batches]
+    siblings_share = any(cluster.shared for clusters in batches for cluster in clusters)
+    return [_batch(clusters, prefix, siblings_share) for clusters in batches]
 
 
 # ---------------------------------------------------------------- what is computed once
@@ -211,7 +214,7 @@ def _padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, lengths
 
 
-def _batch(clusters: Sequence[_Cluster], prefix: Tensor) -> Batch:
+def _batch(clusters: Sequence[_Cluster], prefix: Tensor, siblings_share: bool) -> Batch:
     sharing = [cluster for cluster in clusters if cluster.shared]
     members = [(cluster, row) for cluster in clusters for row in cluster.rows]
     start = len(prefix)
@@ -244,6 +247,7 @@ def _batch(clusters: Sequence[_Cluster], prefix: Tensor) -> Batch:
         given_as=torch.tensor(flat.given_as),
         end_slots=torch.tensor([slot for slot, _ in flat.ends], dtype=torch.long),
         end_of=torch.tensor([sample for _, sample in flat.ends], dtype=torch.long),
+        siblings_share=siblings_share,
     )
 
 

@@ -10,11 +10,13 @@ Outside `joined` there is one process, and nothing here does anything.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from deedrl.errors import ConfigError, DeedRLError
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Item = TypeVar("Item")
+Shard = Literal["none", "optimiser", "weights"]
+"""What is cut into one piece for each process: nothing; optimiser states; these, gradients and weights."""
 
 REMEDY = "start it with: torchrun --nproc_per_node N -m deedrl …"
 BUCKET = 2**22
@@ -42,8 +46,8 @@ class _Place:
     count: int = 1
     tensors: Any = None
     """The group that tensors travel in: updates may run on a thread beside sampling, which has the default group."""
-    shards_optimiser: bool = False
-    """Each process holds the optimiser states of its own pieces of the parameters only."""
+    shard: Shard = "none"
+    """What each process holds of its own pieces of the parameters only."""
 
 
 _place = _Place()
@@ -61,7 +65,12 @@ def is_first() -> bool:
 
 def shards_optimiser() -> bool:
     """Whether optimiser states are cut into one piece for each process."""
-    return _place.shards_optimiser
+    return _place.shard != "none"
+
+
+def shards_weights() -> bool:
+    """Whether weights and gradients are cut as well."""
+    return _place.shard == "weights"
 
 
 def name(environ: Mapping[str, str] = os.environ) -> str:
@@ -72,12 +81,12 @@ def name(environ: Mapping[str, str] = os.environ) -> str:
 
 @contextmanager
 def joined(
-    expected: int | None = None, environ: Mapping[str, str] = os.environ, *, shard_optimiser: bool = False
+    expected: int | None = None, environ: Mapping[str, str] = os.environ, *, shard: Shard = "none"
 ) -> Iterator[None]:
     """Inside the block this process is one of those that a launcher started, which meet here.
 
     `expected` is how many there have to be; None takes what the launcher says. Raises ConfigError where it says
-    something else, or did not start them. With `shard_optimiser` optimisers made inside hold a piece of their states.
+    something else, or did not start them. With `shard` optimisers, or models too, that are made inside are cut.
     """
     global _place
     launched = launched_processes(environ)
@@ -96,7 +105,7 @@ def joined(
         raise ConfigError(
             f"expected {launched} processes, as the launcher says, and {found} found each other; {REMEDY}"
         )
-    _place = _Place(dist.get_rank(), found, dist.new_group(backend=message_backend()), shard_optimiser)
+    _place = _Place(dist.get_rank(), found, dist.new_group(backend=message_backend()), shard)
     try:
         yield
     finally:
@@ -118,8 +127,8 @@ def launched_processes(environ: Mapping[str, str]) -> int:
     if sharding := [key for key in _SHARDING if environ.get(key, "").lower() in ("true", "1")]:
         raise ConfigError(
             f"{sharding[0]} asks for weights or optimiser states in shards, which the launcher does not decide here: "
-            "set processes.shard=optimiser in the recipe for optimiser states in shards (ZeRO stage 1); weights are "
-            f"not sharded, for sampling reads all of them in each process; {REMEDY}"
+            "set processes.shard=optimiser in the recipe for optimiser states in shards (ZeRO stage 1), or "
+            f"processes.shard=weights for weights and gradients too (ZeRO stage 3, FSDP); {REMEDY}"
         )
     return sizes[0] if sizes else 1
 
@@ -130,6 +139,18 @@ def launched_processes(environ: Mapping[str, str]) -> int:
 def share(items: Sequence[Item]) -> Sequence[Item]:
     """What this process is to do of `items`: every `count`-th of them."""
     return items[_place.rank :: _place.count]
+
+
+def rounds(items: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
+    """This process's `share` of `items`, for passes of a model, and whether each is its own.
+
+    Where weights are in shards all processes make equally many passes, so that some get one more, to no effect.
+    """
+    own = share(items)
+    for item in own:
+        yield item, True
+    if shards_weights() and len(own) * _place.count < len(items):
+        yield items[0], False
 
 
 def wait() -> None:
@@ -231,6 +252,65 @@ def share_pieces(tensors: Sequence[Tensor]) -> None:
         _sum(flat)
         for tensor, part in zip(bucket, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def padded_piece(tensor: Tensor) -> Tensor:
+    """A copy of this process's elements of `tensor`, flat: equally many in all processes, filled up with zeros."""
+    import torch
+
+    size = -(-tensor.numel() // _place.count)
+    own = tensor.reshape(-1)[size * _place.rank : size * (_place.rank + 1)]
+    return torch.nn.functional.pad(own, (0, size - own.numel())).clone()
+
+
+def piece_inside(whole: Tensor, size: int) -> Tensor:
+    """This process's `padded_piece`, of `size` elements, in the memory of a tensor that is one of `gathered`."""
+    return whole.as_strided((size,), (1,), size * _place.rank)
+
+
+def gathered(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The whole tensors, of `shapes`, that everyone's `pieces` (`padded_piece`) make up; each in memory of its own,
+    with the pieces' zeros after it."""
+    import torch
+    import torch.distributed as dist
+
+    wholes: dict[int, Tensor] = {}
+    for places in _of_one_type(pieces):
+        own = torch.cat([pieces[place] for place in places])
+        all_pieces = own.new_empty(_place.count, own.numel())
+        _together(partial(dist.all_gather_into_tensor, all_pieces.view(-1), own, group=_place.tensors))
+        for place, part in zip(
+            places, torch.split(all_pieces, [pieces[p].numel() for p in places], dim=1), strict=True
+        ):
+            whole = part.clone(memory_format=torch.contiguous_format).view(-1)
+            wholes[place] = whole[: math.prod(shapes[place])].view(shapes[place])
+    return [wholes[place] for place in range(len(pieces))]
+
+
+def summed_pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """This process's `padded_piece` of the sum over processes of each of `tensors`."""
+    import torch
+    import torch.distributed as dist
+
+    sums: dict[int, Tensor] = {}
+    for places in _of_one_type(tensors):
+        sizes = [-(-tensors[place].numel() // _place.count) for place in places]
+        all_pieces = tensors[places[0]].new_zeros(_place.count, sum(sizes))
+        for place, part in zip(places, torch.split(all_pieces, sizes, dim=1), strict=True):
+            flat = tensors[place].reshape(-1)
+            part.copy_(torch.nn.functional.pad(flat, (0, part.numel() - flat.numel())).view_as(part))
+        own = all_pieces.new_empty(sum(sizes))
+        _together(partial(dist.reduce_scatter_tensor, own, all_pieces.view(-1), group=_place.tensors))
+        sums.update(zip(places, torch.split(own, sizes), strict=True))
+    return [sums[place] for place in range(len(tensors))]
+
+
+def _of_one_type(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places in `tensors` of those of one type of number: they travel together."""
+    kinds: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        kinds.setdefault(tensor.dtype, []).append(place)
+    return list(kinds.values())
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
