@@ -18,18 +18,17 @@ from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.planning.load import EpisodeLengths
 
 SIGNAL = 0.5
-"""Share of groups with a signal. The quickstart's GRPO on 2026-12-01, four runs: 0.41, 0.41, 0.42 and 0.55 in the mean of
-18 steps, where a start at 70 % completion ended above 90 %; more in the first steps, and with a smaller
+"""Share of groups with a signal. The quickstart's GRPO on 2026-12-01, four runs: 0.41, 0.41, 0.42 and 0.55 in the mean
+of 18 steps, which led from 70 % completion to above 90 %; more in the first steps, and with a smaller
 `zero_variance_threshold`."""
 SIBLINGS_EXPONENT = 0.55
-"""What n siblings sample and are told, in multiples of one, is n to this: they agree for a while. In those runs six were
-2.2 to 2.9 times one in updates."""
+"""What n siblings sample and are told, in multiples of one, is n to this: they agree for a while. In updates of those
+runs six were 2.2 to 2.9 times one."""
 PAIR = 1.7
-"""The same of the two sides of a pair, which end otherwise. Fitted to the DPO runs of docs/dpo.md and
-docs/alignment.md."""
+"""The same of the two sides of a pair, which end otherwise. Updates of 16 pairs of docs/dpo.md, packed: 1.5 to 1.8."""
 UNTAUGHT_TURN = 0.7
-"""Tokens of a turn of a policy that nothing has been taught yet, as a share of `sampling.max_tokens`: it writes until it
-is cut. The embedded model: 0.70 to 0.76 on the support desk, 0.57 as single answers."""
+"""Tokens of a turn of a policy that nothing has been taught yet, as a share of `sampling.max_tokens`: it often writes
+until it is cut. The embedded model: 0.70 to 0.76 on the support desk, 0.57 as single answers."""
 GUIDED_PASSES = 1.5
 """What a pass of guided sampling takes, in multiples of a free one: a mask for each row, and no guesses. Cold starts of
 the same runs, 16 s for 280 passes."""
@@ -66,7 +65,7 @@ class Play(NamedTuple):
         return self.lengths.prefix + self.tasks * (self.lengths.task + told)
 
     def passes(self, concurrency: int) -> float:
-        """Of all rows through the model, each time: as many waves of episodes as it takes, and the slowest to its end."""
+        """Of all rows through the model, each time: all waves of episodes, and the longest to its end."""
         chain = self.lengths.sampled
         waves = max(self.episodes / concurrency, 1.0)
         return self.slowness * (chain * waves + max(self.longest - chain, 0.0))

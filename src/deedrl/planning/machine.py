@@ -64,8 +64,8 @@ MICRO_BATCH = 150
 # (align-tone), 84 and 28 episodes of the quickstart in 8 and 8 s; training by GRPO's steps there, which take 2.9 ms for
 # each token more, reference pass included, and 20 s for 8 x 8 x 500 tokens.
 CPU_BF16 = Throughput(prefill=385e9, decode=385e9, rows=70, train=150e9)
-# EPYC with AVX2, float32, 2 cores, 2026-11-30 (docs/performance.md): the same 64 episodes in 95 s, of which reading 30 s
-# and weights 9 s; the same update in 89 s.
+# EPYC with AVX2, float32, 2 cores, 2026-11-30 (docs/performance.md): the same 64 episodes in 95 s, of which 30 s of
+# reading and 9 s of weights; the same update in 89 s.
 CPU_FP32 = Throughput(prefill=50e9, decode=20e9, rows=10, train=34e9)
 # Per GPU; not measured: 35 % and 30 % of the 150 TFLOP/s (dense bf16) of a current 24 GB card; with 64 rows a tenth.
 GPU_BF16 = Throughput(prefill=52e12, decode=52e12, rows=600, train=45e12)
