@@ -40,7 +40,7 @@ def recipe(environment: object = "deedrl/SupportDesk-v0") -> Recipe:
 @pytest.mark.parametrize(
     ("environment", "prefix", "first", "turn", "told"),
     [
-        # Tokens of SmolLM2 in stored episodes of taught policies, 2026-12-01: shared prefix, prefix and task, turn, told.
+        # SmolLM2's tokens in episodes of taught policies, 2026-12-01: shared prefix, prefix and task, turn, told.
         ({"ref": "deedrl/SupportDesk-v0", "difficulties": ["easy"]}, 324, 352, 42.7, 36),
         ("deedrl/CustomerAnswers-v0", 61, 113, 25.6, 0),
     ],
