@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from deedrl.errors import ConfigError
 from deedrl.planning.load import Load
-from deedrl.planning.machine import CPU_FP32, GIB, GPU_BF16, Machine
-from deedrl.planning.plan import SAMPLED_SHARE, Request, checked, notes, step_time
+from deedrl.planning.machine import CPU_FP32, GIB, GPU_BF16, MICRO_BATCH, Machine
+from deedrl.planning.plan import SAMPLED_SHARE, Request, checked, notes, step_time, times_within
 from deedrl.planning.remedies import MAPPED, remedies
 from deedrl.planning.shape import EMBEDDED, ModelShape, model_shape
 from deedrl.planning.words import plan_json, plan_text
@@ -30,10 +30,23 @@ def test_time_of_a_step_by_hand() -> None:
     time = step_time(request(load=load))
     learnt = 100 + 2 * 50 + 4 * 150
     sampled = 4 * 200 * SAMPLED_SHARE
-    assert time.update == pytest.approx(4 * EMBEDDED.parameters * learnt / CPU_FP32.train)
-    assert time.reference == pytest.approx(2 * EMBEDDED.parameters * learnt / CPU_FP32.train)
-    by_hand = sampled / CPU_FP32.decode + (learnt - sampled) / CPU_FP32.prefill
+    trained = EMBEDDED.parameters * (learnt + MICRO_BATCH) / CPU_FP32.train
+    assert time.update == pytest.approx(4 * trained)
+    assert time.reference == pytest.approx(2 * trained)
+    passes = 200 * SAMPLED_SHARE
+    by_hand = (sampled + passes * CPU_FP32.rows) / CPU_FP32.decode + (learnt - sampled) / CPU_FP32.prefill
     assert time.sampling == pytest.approx(2 * EMBEDDED.parameters * by_hand)
+
+
+def test_fewer_episodes_at_once_need_more_passes() -> None:
+    one, two = (step_time(request(load=Load(concurrency=n))).sampling for n in (48, 24))
+    assert one < two < 2 * one
+
+
+def test_a_range_is_wider_where_something_was_not_measured() -> None:
+    assert times_within(request(), 30) == (20, 45)
+    assert times_within(request(machine=with_gpus(1, 24)), 30) == (15, 60)
+    assert times_within(request(SEVEN), 30) == (15, 60)
 
 
 def test_all_weights_take_half_as_long_again() -> None:

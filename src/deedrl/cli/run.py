@@ -31,7 +31,7 @@ def run(
         Path | None, typer.Option("--out", "-o", help="Run folder, new or to resume. Default: runs/<name>.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and what it costs here; run nothing.")
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and what it costs here; run no stage.")
     ] = False,
     plain: PlainOption = False,
     quiet: QuietOption = False,

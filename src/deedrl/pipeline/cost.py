@@ -1,44 +1,30 @@
 """What a recipe will cost here, in time and memory: a simple model with its constants in sight.
 
-Time is floating-point work divided by a throughput. A forward pass costs 2 operations per parameter and token, a
-training pass 4 with frozen base weights (no weight gradients) and 6 without (Kaplan et al. 2020, section 2.1).
-Throughputs were measured where `deedrl.planning.machine` says so and guessed from data sheets elsewhere; the answer is
-a range. Memory is that of `deedrl plan` (`deedrl.planning.memory`), of the stage that takes most.
+Time is work (`deedrl.pipeline.work`) divided by a throughput (`deedrl.planning.machine`), which was measured on two
+processors and taken from data sheets for GPUs; how long episodes are, the environment is asked
+(`deedrl.pipeline.lengths`). The answer is a range. Memory is that of `deedrl plan` (`deedrl.planning.memory`), of the
+stage that takes most.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from deedrl.config import Settings
+from deedrl.pipeline.lengths import episode_lengths
 from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.recipe import (
-    AnyStage,
-    Baseline,
-    ColdStart,
-    Dpo,
-    Evaluate,
-    Grpo,
-    Mine,
-    Recipe,
-    Sft,
-)
+from deedrl.pipeline.recipe import AnyStage, Grpo, Recipe, Sft
 from deedrl.pipeline.stage_base import OnlineSettings
-from deedrl.planning.load import OBSERVATION_TOKENS, PREFIX_TOKENS, TASK_TOKENS, TURN_TOKENS, TURNS, Load
-from deedrl.planning.machine import GIB, HIGH, LOW, Machine, Throughput, span, throughput
+from deedrl.pipeline.work import work_of
+from deedrl.planning.load import EpisodeLengths, Load
+from deedrl.planning.machine import ASSUMED_RANGE, GIB, MEASURED_RANGE, Machine, Throughput, span, throughput
 from deedrl.planning.memory import Memory, MemorySettings, memory
 from deedrl.planning.plan import DATA_SHEETS
 from deedrl.planning.shape import ModelShape, model_shape
 
 Learns = Sft | OnlineSettings | PairSettings
 """Stages that take optimiser steps by settings of their own."""
-
-POSITIVE_SHARE = 0.4
-"""Share of sampled trajectories a cold start typically keeps."""
-PAIRS_PER_EPISODE = 0.5
-"""Preference pairs that are typically left of each episode played in training."""
 
 
 class StageCost(Settings, frozen=True, kw_only=True):
@@ -48,11 +34,12 @@ class StageCost(Settings, frozen=True, kw_only=True):
     episodes: int
     sampled_tokens: float
     trained_tokens: float
+    """Computed in passes with gradients."""
     seconds: float
 
 
 class Estimate(Settings, frozen=True, kw_only=True):
-    """Cost of a recipe; seconds are the middle of the range [LOW, HIGH] times."""
+    """Cost of a recipe; seconds are the middle of a range."""
 
     stages: tuple[StageCost, ...]
     model: ModelShape
@@ -61,6 +48,8 @@ class Estimate(Settings, frozen=True, kw_only=True):
     """Of the stage that takes most; of each GPU, if there are any."""
     trains: bool
     available_bytes: float
+    factor: float
+    """True times mostly lie between 1 / factor and factor times `seconds`."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -83,20 +72,19 @@ class Estimate(Settings, frozen=True, kw_only=True):
 def estimate(recipe: Recipe, machine: Machine) -> Estimate:
     """Time and memory of `recipe` on `machine`; see the top of this file for the model.
 
-    Raises ModelError where the size of the recipe's model cannot be told.
+    Plays a few of the environment's demonstrations. Raises ModelError where the size of the recipe's model cannot be
+    told.
     """
     shape = model_shape(recipe.model.path)
     bf16 = recipe.model.dtype == "bf16" or (recipe.model.dtype == "auto" and bool(machine.gpus or machine.fast_bf16))
     speed = throughput(machine, bf16)
-    stages = tuple(_stage_cost(recipe, stage, shape, speed) for stage in recipe.stages)
+    lengths, assumed = episode_lengths(recipe)
+    # Each process has episodes of its own in flight.
+    concurrency = recipe.concurrency * max(len(machine.gpus), 1)
+    stages = tuple(_stage_cost(recipe, stage, lengths, shape, speed, concurrency) for stage in recipe.stages)
     training = _training(recipe)
     # Without training only the parts of sampling count, which are the same for all stages.
-    parts = [memory(shape, _memory_settings(recipe, stage, machine, bf16)) for stage in training or [Grpo()]]
-    notes = [] if shape.known else [f"size of {recipe.model.path} guessed from its name"]
-    if machine.gpus:
-        notes.append(DATA_SHEETS)
-    if len(machine.gpus) > 1:
-        notes.append(f"one process a GPU: torchrun --nproc_per_node {len(machine.gpus)} -m deedrl run …")
+    parts = [memory(shape, _memory_settings(recipe, stage, machine, bf16, lengths)) for stage in training or [Grpo()]]
     return Estimate(
         stages=stages,
         model=shape,
@@ -104,8 +92,23 @@ def estimate(recipe: Recipe, machine: Machine) -> Estimate:
         memory=max(parts, key=lambda one: one.peak),
         trains=bool(training),
         available_bytes=min((size for _, size in machine.gpus), default=machine.memory_bytes),
-        notes=tuple(notes),
+        factor=ASSUMED_RANGE if machine.gpus or assumed or not shape.known else MEASURED_RANGE,
+        notes=(*assumed, *_notes(recipe, machine, shape)),
     )
+
+
+def _notes(recipe: Recipe, machine: Machine, shape: ModelShape) -> list[str]:
+    notes = [] if shape.known else [f"size of {recipe.model.path} guessed from its name"]
+    notes += [
+        f"{stage.title} ends at its target; half way from the first validation to its last step is assumed"
+        for stage in recipe.stages
+        if isinstance(stage, Sft) and stage.target_completion is not None
+    ]
+    if machine.gpus:
+        notes.append(DATA_SHEETS)
+    if len(machine.gpus) > 1:
+        notes.append(f"one process a GPU: torchrun --nproc_per_node {len(machine.gpus)} -m deedrl run …")
+    return notes
 
 
 def _training(recipe: Recipe) -> list[Learns]:
@@ -113,13 +116,15 @@ def _training(recipe: Recipe) -> list[Learns]:
     return [stage for stage in recipe.stages if isinstance(stage, Learns)]
 
 
-def _memory_settings(recipe: Recipe, stage: Learns, machine: Machine, bf16: bool) -> MemorySettings:
+def _memory_settings(
+    recipe: Recipe, stage: Learns, machine: Machine, bf16: bool, lengths: EpisodeLengths
+) -> MemorySettings:
     adapter = recipe.model.adapter
     episodes, siblings = _step_episodes(stage)
     load = Load(
-        prefix_tokens=PREFIX_TOKENS,
-        own_tokens=min(_own_tokens(recipe), recipe.limits.max_tokens_per_episode),
-        longest_tokens=_longest_tokens(recipe),
+        prefix_tokens=round(lengths.prefix),
+        own_tokens=max(round(min(lengths.own, _longest_tokens(recipe, lengths))), 1),
+        longest_tokens=_longest_tokens(recipe, lengths),
         episodes=episodes,
         group_size=siblings,
         micro_batch_tokens=stage.micro_batch_tokens,
@@ -151,101 +156,39 @@ def _step_episodes(stage: Learns) -> tuple[int, int]:
             return stage.tasks_per_step * stage.group_size, stage.group_size
 
 
-def _turns(recipe: Recipe) -> int:
-    return min(TURNS, recipe.limits.max_steps)
+def _longest_tokens(recipe: Recipe, lengths: EpisodeLengths) -> int:
+    """Tokens after the prefix of an episode that goes to its limits."""
+    turn = recipe.sampling.max_tokens + lengths.observation
+    room = recipe.limits.max_tokens_per_episode - lengths.prefix
+    return max(round(min(lengths.task + recipe.limits.max_steps * turn, room)), 1)
 
 
-def _turn_tokens(recipe: Recipe) -> int:
-    return min(TURN_TOKENS, recipe.sampling.max_tokens)
-
-
-def _own_tokens(recipe: Recipe) -> int:
-    """Tokens of an episode after the shared prefix."""
-    return TASK_TOKENS + _turns(recipe) * (_turn_tokens(recipe) + OBSERVATION_TOKENS)
-
-
-def _longest_tokens(recipe: Recipe) -> int:
-    """As `_own_tokens`, of an episode that goes to its limits."""
-    turn = recipe.sampling.max_tokens + OBSERVATION_TOKENS
-    room = recipe.limits.max_tokens_per_episode - PREFIX_TOKENS
-    return max(min(TASK_TOKENS + recipe.limits.max_steps * turn, room), 1)
-
-
-def _stage_cost(recipe: Recipe, stage: AnyStage, shape: ModelShape, speed: Throughput) -> StageCost:
-    prompts, episodes, trained = _work(recipe, stage)
-    sampled = episodes * _turns(recipe) * _turn_tokens(recipe)
-    read = PREFIX_TOKENS + prompts * TASK_TOKENS + episodes * _turns(recipe) * OBSERVATION_TOKENS
-    learnt = trained * _own_tokens(recipe)
-    passes: float = 6 if recipe.model.adapter is None else 4
-    if isinstance(stage, Ppo):
-        # Once a step, and not in every pass over it: what the critic expects.
-        passes = (passes if stage.critic == "value_head" else 2 * passes) + 2 / stage.updates_per_batch
-    if isinstance(stage, OnlineSettings) and stage.kl_coefficient:
-        passes += 2 / stage.updates_per_batch  # the reference's forward pass
-    if isinstance(stage, OnlineSettings):
-        passes += 2 * len(recipe.learned_terms) / stage.updates_per_batch  # reward models read every episode once
-    if isinstance(stage, PairSettings):
-        passes += 2  # each step's first pass; the reference's, once a pair, is less than what pairs share
-    seconds = shape.parameters * (2 * sampled / speed.decode + 2 * read / speed.prefill + passes * learnt / speed.train)
-    return StageCost(
-        name=stage.title, episodes=round(episodes), sampled_tokens=sampled, trained_tokens=learnt, seconds=seconds
-    )
-
-
-def _work(recipe: Recipe, stage: AnyStage) -> tuple[float, float, float]:
-    """Distinct prompts read, episodes sampled and trajectories trained on."""
-    tasks = recipe.tasks
-    if isinstance(stage, Baseline | Evaluate):
-        count = getattr(tasks, stage.split) + (tasks.test_unseen if stage.also_unseen else 0)
-        count = min(count, stage.tasks or count)
-        return count, count * stage.repeats, 0
-    if isinstance(stage, ColdStart):
-        repeats = stage.tasks * POSITIVE_SHARE * stage.stability_repeats
-        return stage.tasks * 2, stage.tasks * stage.samples_per_task + repeats, 0
-    if isinstance(stage, Sft):
-        steps = stage.steps or 0
-        validations = sum(stage.validates(done) for done in range(1, steps + 1)) * stage.validation_tasks
-        trained = stage.steps * stage.batch_size if stage.steps else (stage.epochs or 0) * _positives(recipe)
-        return validations, validations, trained
-    if isinstance(stage, PairSettings):
-        own = stage.tasks * stage.samples_per_task
-        pairs = PAIRS_PER_EPISODE * (_played_before(recipe, stage) + own)
-        steps = stage.steps or max(1, math.ceil((stage.epochs or 0) * pairs / stage.pairs_per_step))
-        validations = (
-            (_validations(steps, stage.validate_every) + 1) * stage.validation_tasks if isinstance(stage, Dpo) else 0
+def _stage_cost(
+    recipe: Recipe, stage: AnyStage, lengths: EpisodeLengths, shape: ModelShape, speed: Throughput, concurrency: int
+) -> StageCost:
+    work = work_of(recipe, stage, lengths)
+    sampling = [
+        play.times
+        * speed.sampling(shape.parameters, sampled=play.sampled, read=play.read, passes=play.passes(concurrency))
+        for play in work.plays
+    ]
+    training = [
+        learn.times
+        * speed.training(
+            shape.parameters,
+            tokens=learn.tokens,
+            operations=learn.operations,
+            micro_batch_tokens=learn.micro_batch_tokens,
         )
-        return stage.tasks + validations, own + validations, 2 * steps * stage.pairs_per_step
-    if isinstance(stage, OnlineSettings):
-        groups = stage.steps * stage.tasks_per_step
-        validations = (_validations(stage.steps, stage.validate_every) + 1) * stage.validation_tasks
-        refills = stage.refill_attempts if isinstance(stage, Grpo) else 0
-        played = groups * stage.group_size * (1 + 0.25 * refills)
-        return groups + validations, played + validations, groups * stage.group_size * stage.updates_per_batch
-    assert isinstance(stage, Mine)
-    grpo = next((other for other in reversed(recipe.stages) if isinstance(other, Grpo)), Grpo())
-    groups = stage.steps * grpo.tasks_per_step
-    return (
-        stage.tasks + groups,
-        stage.tasks * stage.attempts + groups * grpo.group_size,
-        groups * grpo.group_size,
+        for learn in work.learns
+    ]
+    return StageCost(
+        name=stage.title,
+        episodes=round(sum(play.times * play.episodes for play in work.plays)),
+        sampled_tokens=sum(play.times * play.episodes * play.lengths.sampled for play in work.plays),
+        trained_tokens=sum(learn.times * learn.updates * learn.tokens for learn in work.learns),
+        seconds=sum(sampling) + sum(training),
     )
-
-
-def _played_before(recipe: Recipe, stage: PairSettings) -> float:
-    """Episodes that the stages before `stage` play and may be learnt from, validations not counted."""
-    before = recipe.stages[: recipe.stages.index(stage)]
-    online = sum(s.steps * s.tasks_per_step * s.group_size for s in before if isinstance(s, OnlineSettings))
-    probed = sum(s.tasks * s.attempts for s in before if isinstance(s, Mine))
-    return online + probed + sum(s.tasks * s.samples_per_task for s in before if isinstance(s, ColdStart))
-
-
-def _validations(steps: int, every: int) -> int:
-    return steps // every if every else 0
-
-
-def _positives(recipe: Recipe) -> float:
-    starts = [stage for stage in recipe.stages if isinstance(stage, ColdStart)]
-    return sum(start.tasks * start.samples_per_task * POSITIVE_SHARE + start.demonstrations for start in starts)
 
 
 # ---------------------------------------------------------------- in words
@@ -255,7 +198,7 @@ def estimate_text(cost: Estimate, machine: Machine) -> Sequence[str]:
     """Lines for people: a table of stages, the memory and what to make of it."""
     lines = [
         f"Estimate for {machine.words} ({cost.dtype}, {cost.model.parameters / 1e6:.0f} M parameters); "
-        f"true figures mostly lie between {LOW:g} and {HIGH:g} times these.",
+        f"true figures mostly lie between {1 / cost.factor:.2g} and {cost.factor:g} times these.",
         "",
         f"{'stage':<16}{'episodes':>10}{'sampled tokens':>16}{'trained tokens':>16}{'time':>12}",
     ]
@@ -264,7 +207,7 @@ def estimate_text(cost: Estimate, machine: Machine) -> Sequence[str]:
         f"{span(stage.seconds):>12}"
         for stage in cost.stages
     ]
-    total = f"between {span(cost.seconds * LOW)} and {span(cost.seconds * HIGH)}"
+    total = f"between {span(cost.seconds / cost.factor)} and {span(cost.seconds * cost.factor)}"
     lines += [
         "",
         f"time    {total}",

@@ -13,9 +13,10 @@ import msgspec
 from deedrl.errors import DeedRLError, StoreError
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.hand_check import hand_check_text
+from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.online import shuffled_tasks
 from deedrl.pipeline.pair_settings import PairSettings
-from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
+from deedrl.pipeline.rendering import rendered_sample
 from deedrl.pipeline.run import replace_text
 from deedrl.pipeline.session import Session
 from deedrl.policies.local.attention import context_limit

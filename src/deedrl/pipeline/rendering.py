@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from deedrl.config import require
 from deedrl.environments.environment import Environment
 from deedrl.errors import ModelError
+from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.recipe import Recipe
 from deedrl.policies.local.attention import context_limit
 from deedrl.policies.local.model import LoadedModel
 from deedrl.rendering.renderer import Renderer
-from deedrl.rollouts.prompting import PromptVariant, system_prompt, user_message
+from deedrl.rollouts.prompting import PromptVariant, user_message
 from deedrl.training.samples import TrainingSample
-from deedrl.types import Message, Task, ToolSchema, Trajectory
+from deedrl.types import Message, Task, Trajectory
 
 
 def rendered_sample(renderer: Renderer, trajectory: Trajectory, system: str) -> TrainingSample:
@@ -74,13 +75,3 @@ def check_room(
         "limits.max_tokens_per_episode",
         f"expected more than the {prompt} tokens of system prompt and task, got {allowed}; raise it",
     )
-
-
-def task_system_prompt(environment: Environment | type[Environment], task: Task, variant: PromptVariant) -> str:
-    """The system prompt an episode of `task` is played with."""
-    return system_prompt(environment.instructions, allowed_tools(environment, task), variant)
-
-
-def allowed_tools(environment: Environment | type[Environment], task: Task) -> Sequence[ToolSchema]:
-    """Schemas of the tools `task` allows."""
-    return environment.tools.restricted(task.tools).schemas()

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from deedrl.environments.contract import checked_tasks, own_rubric
+from deedrl.environments.contract import own_rubric
 from deedrl.environments.environment import Environment
-from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.loading import load_environment
-from deedrl.errors import CheckpointError, ConfigError, EnvironmentAuthorError, TaskError
+from deedrl.errors import CheckpointError, ConfigError
 from deedrl.evaluation.metrics import completion_rate
 from deedrl.pipeline.alarms import mute_alarm, timeout_alarm
 from deedrl.pipeline.bounds import training_findings
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
+from deedrl.pipeline.job import environment_maker, recipe_limits, recipe_prompt, task_pool
 from deedrl.pipeline.rendering import check_room
 from deedrl.policies.local.device import chosen_device
 from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, load_model
@@ -70,11 +70,7 @@ class Session:
 
     @cached_property
     def environment(self) -> Callable[[], Environment]:
-        """What makes an environment for an episode: the class, or its stand-in that lives in a process."""
-        if self.recipe.environment.isolation == "process":
-            limit = self.recipe.limits.call_timeout_s
-            return lambda: ProcessEnvironment(self.recipe.environment.ref, call_timeout_s=limit)
-        return self.environment_class
+        return environment_maker(self.recipe, self.environment_class)
 
     @cached_property
     def rubric(self) -> Rubric:
@@ -92,33 +88,10 @@ class Session:
             "test": self.recipe.tasks.test,
             "test_unseen": self.recipe.tasks.test_unseen,
         }
-        pools = {s: self._pool(s, n) for s, n in counts.items() if n or s in self.recipe.tasks.files}
+        cls, files = self.environment_class, self.recipe.tasks.files
+        pools = {s: task_pool(self.recipe, cls, s, n) for s, n in counts.items() if n or s in files}
         check_disjoint(*pools.values())
         return pools
-
-    def _pool(self, split: Split, count: int) -> TaskPool:
-        if split in self.recipe.tasks.files:
-            path = Path(self.recipe.tasks.files[split])
-            pool = TaskPool.load(path, split)
-            if not pool:
-                raise TaskError(f"{path}: expected tasks of the split '{split}', one JSON object a line, found none")
-            for allowed in {task.tools for task in pool}:
-                try:
-                    self.environment_class.tools.restricted(allowed)
-                except EnvironmentAuthorError as error:
-                    raise TaskError(f"{path}: {error}; name tools of {self.recipe.environment.ref}") from error
-            return pool
-        settings = self.recipe.environment
-        tasks = checked_tasks(self.environment_class, split, count, self.context.seed("tasks"), **self._task_filter())
-        if not tasks:
-            wanted = f"difficulties {settings.difficulties or 'all'}, families {settings.families or 'all'}"
-            raise TaskError(f"{settings.ref} generates no tasks for split '{split}' with {wanted}")
-        return TaskPool(tasks)
-
-    def _task_filter(self) -> dict[str, tuple[str, ...]]:
-        settings = self.recipe.environment
-        wanted = {"difficulties": settings.difficulties, "families": settings.families}
-        return {name: values for name, values in wanted.items() if values}
 
     def tasks(self, split: Split) -> list[Task]:
         if split not in self.pools:
@@ -127,10 +100,7 @@ class Session:
 
     @cached_property
     def limits(self) -> Limits:
-        named = asdict(self.recipe.limits)
-        # The recipe bounds the whole conversation; the runner's limit of that name counts sampled tokens alone.
-        conversation = named.pop("max_tokens_per_episode")
-        return Limits(**named, max_context_tokens=conversation)
+        return recipe_limits(self.recipe)
 
     def lint(self) -> None:
         """Says plainly what is wrong with the rubric and with bounds of training, before anything is trained."""
@@ -141,10 +111,7 @@ class Session:
 
     @property
     def prompt(self) -> PromptVariant:
-        """The recipe's own prompt."""
-        settings = self.recipe.prompt
-        detailed = settings.detail == "detailed"
-        return PromptVariant(name="detailed" if detailed else "plain", detailed=detailed, instructions=settings.system)
+        return recipe_prompt(self.recipe)
 
     # ------------------------------------------------------------ the model
 

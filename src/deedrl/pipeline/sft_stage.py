@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from deedrl.errors import DeedRLError
+from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.rates import step_rate
-from deedrl.pipeline.rendering import rendered_sample, task_system_prompt
+from deedrl.pipeline.rendering import rendered_sample
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import POSITIVES, ColdStart, Sft
 from deedrl.pipeline.validation import validate

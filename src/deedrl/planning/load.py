@@ -4,26 +4,48 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from deedrl.config import Count, PositiveInt, Settings
+from deedrl.config import Count, NonNegative, PositiveFloat, PositiveInt, Settings
 
-PREFIX_TOKENS = 350
-"""System prompt and tool schemas: computed once by a stage that samples, and once in an update."""
-TASK_TOKENS = 60
-"""The task itself; computed once for siblings."""
-TURNS = 3
-"""Turns of a typical episode."""
-TURN_TOKENS = 48
-"""Tokens sampled in a typical turn."""
-OBSERVATION_TOKENS = 32
-"""Tokens of a typical tool output."""
-OWN_TOKENS = TASK_TOKENS + TURNS * (TURN_TOKENS + OBSERVATION_TOKENS)
-"""Tokens of a typical episode after the prefix."""
+
+class EpisodeLengths(Settings, frozen=True, kw_only=True):
+    """Tokens of the parts of a job's episodes, in the mean."""
+
+    prefix: NonNegative
+    """System prompt and tool schemas: computed once by a policy that samples, and once in an update."""
+    task: NonNegative
+    """The task itself; computed once for siblings."""
+    turns: PositiveFloat
+    """Turns of an episode."""
+    turn: PositiveFloat
+    """Sampled in a turn."""
+    observation: NonNegative
+    """What is told between two turns."""
+
+    @property
+    def sampled(self) -> float:
+        """By the policy in an episode."""
+        return self.turns * self.turn
+
+    @property
+    def told(self) -> float:
+        """To the policy after its first turn."""
+        return max(self.turns - 1, 0) * self.observation
+
+    @property
+    def own(self) -> float:
+        """After the prefix."""
+        return self.task + self.sampled + self.told
+
+
+TYPICAL = EpisodeLengths(prefix=350, task=60, turns=3, turn=48, observation=48)
+"""Of a job of which nothing is known, like a support desk's."""
+OWN_TOKENS = round(TYPICAL.own)
 
 
 class Load(Settings, frozen=True, kw_only=True):
     """The episodes of one step, all of one length."""
 
-    prefix_tokens: Count = PREFIX_TOKENS
+    prefix_tokens: Count = round(TYPICAL.prefix)
     """What every episode begins with."""
     own_tokens: PositiveInt = OWN_TOKENS
     """An episode's tokens after the prefix: task, turns and what the tools said."""
@@ -41,7 +63,7 @@ class Load(Settings, frozen=True, kw_only=True):
     @property
     def task_tokens(self) -> int:
         """Tokens after the prefix that siblings share."""
-        return min(TASK_TOKENS, self.own_tokens // 4) if self.group_size > 1 else 0
+        return min(round(TYPICAL.task), self.own_tokens // 4) if self.group_size > 1 else 0
 
 
 class MicroBatch(NamedTuple):

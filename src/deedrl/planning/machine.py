@@ -34,21 +34,43 @@ class Machine(Settings, frozen=True, kw_only=True):
 
 
 class Throughput(Settings, frozen=True, kw_only=True):
-    """Sustained floating-point operations per second."""
+    """Sustained floating-point operations per second, and what they do not say."""
 
     prefill: float
+    """Reading: many new tokens in a pass."""
     decode: float
+    """Sampling in many rows at once."""
+    rows: float
+    """What a pass of sampling costs whatever its rows, in rows: it reads all weights and starts all operations."""
     train: float
+    """Passes of updates."""
+
+    def sampling(self, parameters: int, *, sampled: float, read: float, passes: float) -> float:
+        """Seconds to sample and to read so many tokens in so many passes; 2 operations per parameter and token."""
+        return 2 * parameters * ((sampled + passes * self.rows) / self.decode + read / self.prefill)
+
+    def training(self, parameters: int, *, tokens: float, operations: float, micro_batch_tokens: int) -> float:
+        """Seconds of passes over `tokens` in micro-batches, with `operations` per parameter and token in all."""
+        micro_batches = max(tokens / micro_batch_tokens, 1) if tokens else 0
+        return operations * parameters * (tokens + micro_batches * MICRO_BATCH) / self.train
 
 
-# Per core, measured 2026-11-29 with SmolLM2-135M: bf16 on a Xeon with AMX, float32 on an EPYC with AVX2 (prefill in
-# steps of 1024 tokens, decoding about 50 rows at once, updates of 12 samples).
-CPU_BF16 = Throughput(prefill=550e9, decode=70e9, train=190e9)
-CPU_FP32 = Throughput(prefill=50e9, decode=22e9, train=40e9)
-# Per GPU; not measured: 35 %, 3 % and 30 % of the 150 TFLOP/s (dense bf16) of a current 24 GB card.
-GPU_BF16 = Throughput(prefill=52e12, decode=4.5e12, train=45e12)
-LOW, HIGH = 0.5, 2.0
-"""The range of a time, as factors of the middle."""
+MICRO_BATCH = 150
+"""What a micro-batch costs beside its tokens, in tokens. SFT updates of some 300 tokens take 0.9 s, of some 970 1.7 to
+2.0 s (medians of align-tone, 2026-12-01, and of the quickstart, four runs of that day; Xeon with AMX, 2 cores)."""
+
+# Per core, SmolLM2-135M. Xeon with AMX, bf16, 2 cores, 2026-12-01: 64 episodes of 4 turns of 32 tokens in 10.1 s (8192
+# tokens sampled, 11,000 read, 128 passes; benchmarks/peers), 120 and 40 single answers in 3.7 and 1.7 to 2.6 s
+# (align-tone), 84 and 28 episodes of the quickstart in 8 and 8 s; training by GRPO's steps there, which take 2.9 ms for
+# each token more, reference pass included, and 20 s for 8 x 8 x 500 tokens.
+CPU_BF16 = Throughput(prefill=385e9, decode=385e9, rows=70, train=150e9)
+# EPYC with AVX2, float32, 2 cores, 2026-11-30 (docs/performance.md): the same 64 episodes in 95 s, of which 30 s of
+# reading and 9 s of weights; the same update in 89 s.
+CPU_FP32 = Throughput(prefill=50e9, decode=20e9, rows=10, train=34e9)
+# Per GPU; not measured: 35 % and 30 % of the 150 TFLOP/s (dense bf16) of a current 24 GB card; with 64 rows a tenth.
+GPU_BF16 = Throughput(prefill=52e12, decode=52e12, rows=600, train=45e12)
+MEASURED_RANGE, ASSUMED_RANGE = 1.5, 2.0
+"""True times mostly lie within this factor either way: where all that decides was measured, and elsewhere."""
 
 
 def detect_machine() -> Machine:
@@ -101,10 +123,15 @@ def parse_gpus(text: str) -> tuple[tuple[str, int], ...]:
 
 def throughput(machine: Machine, bf16: bool) -> Throughput:
     """Of all cores, or of all GPUs."""
-    one, count = (GPU_BF16, len(machine.gpus)) if machine.gpus else (CPU_FP32, machine.cores)
-    if not machine.gpus and bf16 and machine.fast_bf16:
-        one = CPU_BF16
-    return Throughput(prefill=one.prefill * count, decode=one.decode * count, train=one.train * count)
+    if machine.gpus:
+        # Each reads its own copy of the weights, for its part of the rows.
+        return _times(GPU_BF16, len(machine.gpus), rows=GPU_BF16.rows * len(machine.gpus))
+    one = CPU_BF16 if bf16 and machine.fast_bf16 else CPU_FP32
+    return _times(one, machine.cores, rows=one.rows)
+
+
+def _times(one: Throughput, count: int, rows: float) -> Throughput:
+    return Throughput(prefill=one.prefill * count, decode=one.decode * count, rows=rows, train=one.train * count)
 
 
 def span(seconds: float) -> str:

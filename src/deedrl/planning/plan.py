@@ -6,14 +6,14 @@ from typing import Literal
 
 from deedrl.config import PositiveInt, Settings
 from deedrl.errors import ConfigError
-from deedrl.planning.load import OWN_TOKENS, TURN_TOKENS, TURNS, Load
-from deedrl.planning.machine import Machine, throughput
+from deedrl.planning.load import TYPICAL, Load
+from deedrl.planning.machine import ASSUMED_RANGE, MEASURED_RANGE, Machine, throughput
 from deedrl.planning.memory import Critic, Memory, MemorySettings, Tuning, memory
 from deedrl.planning.shape import ModelShape
 
 Algorithm = Literal["sft", "grpo", "dpo", "ppo"]
 DType = Literal["auto", "bf16", "fp32"]
-SAMPLED_SHARE = TURNS * TURN_TOKENS / OWN_TOKENS
+SAMPLED_SHARE = TYPICAL.sampled / TYPICAL.own
 """Of an episode's own tokens, the share that is sampled rather than read."""
 DATA_SHEETS = "throughput of the GPUs is taken from data sheets, not measured"
 
@@ -71,7 +71,7 @@ class Request(Settings, frozen=True, kw_only=True):
 
 
 class StepTime(Settings, frozen=True, kw_only=True):
-    """Seconds of one step; the true figures mostly lie within the range of `deedrl.planning.machine`."""
+    """Seconds of one step; see `times_within`."""
 
     sampling: float
     reference: float
@@ -115,22 +115,37 @@ def checked(request: Request) -> Request:
 
 def step_time(request: Request) -> StepTime:
     """Floating-point work divided by throughput: 2 operations per parameter and token forward, 4 for an update of an
-    adapter and 6 of all weights (Kaplan et al. 2020, section 2.1)."""
+    adapter and 6 of all weights (Kaplan et al. 2020, section 2.1). Every episode differs from its siblings after the
+    task, has a signal, and is as long as all others."""
     load, speed = request.load, throughput(request.machine, request.bf16)
     parameters, groups = request.shape.parameters, -(-load.episodes // load.group_size)
     shared = load.prefix_tokens + groups * load.task_tokens
     learnt = shared + load.episodes * (load.own_tokens - load.task_tokens)
-    sampled = load.episodes * load.own_tokens * SAMPLED_SHARE if request.samples else 0.0
+    chain = load.own_tokens * SAMPLED_SHARE if request.samples else 0.0
+    sampled = load.episodes * chain
     read = max(learnt - sampled, 0.0) if sampled else 0.0
+    waves = max(load.episodes / (load.concurrency * max(len(request.machine.gpus), 1)), 1.0)
     passes = 4 if request.tuning == "lora" else 6
     if request.algorithm == "ppo":
         # Before the update the critic says what it expects; one with its own trunk is updated in passes of its own.
         passes = (passes if request.critic == "value_head" else 2 * passes) + 2
+
+    def training(operations: float) -> float:
+        return speed.training(
+            parameters, tokens=learnt, operations=operations, micro_batch_tokens=load.micro_batch_tokens
+        )
+
     return StepTime(
-        sampling=2 * parameters * (sampled / speed.decode + read / speed.prefill),
-        reference=2 * parameters * learnt / speed.train if request.algorithm != "sft" else 0.0,
-        update=passes * parameters * learnt / speed.train,
+        sampling=speed.sampling(parameters, sampled=sampled, read=read, passes=waves * chain),
+        reference=training(2) if request.algorithm != "sft" else 0.0,
+        update=training(passes),
     )
+
+
+def times_within(request: Request, seconds: float) -> tuple[float, float]:
+    """Between which a time that `step_time` gives mostly lies in truth."""
+    factor = ASSUMED_RANGE if request.machine.gpus or not request.shape.known else MEASURED_RANGE
+    return seconds / factor, seconds * factor
 
 
 def notes(request: Request) -> tuple[str, ...]:

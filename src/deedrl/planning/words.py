@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deedrl.planning.machine import GIB, HIGH, LOW, span
-from deedrl.planning.plan import Request, notes, step_time
+from deedrl.planning.machine import GIB, span
+from deedrl.planning.plan import Request, notes, step_time, times_within
 from deedrl.planning.remedies import remedies
 
 _HELD = ("process", "weights", "optimiser", "reference", "critic")
@@ -49,7 +49,7 @@ def plan_json(request: Request, model: str) -> dict[str, Any]:
             "reference": time.reference,
             "update": time.update,
             "total": time.total,
-            "range": [time.total * LOW, time.total * HIGH],
+            "range": list(times_within(request, time.total)),
         },
         "notes": list(notes(request)),
     }
@@ -100,10 +100,11 @@ def _time_lines(request: Request) -> list[str]:
     first = "first pass" if request.algorithm == "dpo" else "reference pass"
     parts = (("sampling", time.sampling), (first, time.reference), ("update", time.update))
     tokens = f"{load.episodes} episodes of {load.prefix_tokens} + {load.own_tokens} tokens"
+    low, high = map(span, times_within(request, time.total))
     return [
         f"{f'time of a step ({tokens})':<46}",
         *(f"  {name:<44}{span(value):>9}" for name, value in parts if value),
-        f"{'together':<46}{span(time.total):>9}, mostly between {span(time.total * LOW)} and {span(time.total * HIGH)}",
+        f"{'together':<46}{span(time.total):>9}, mostly between {low} and {high}",
     ]
 
 
