@@ -151,7 +151,7 @@ class _Job:
         2020, section 2.1)."""
         return 6 if self.recipe.model.adapter is None else 4
 
-    def taught(self, stage: AnyStage) -> bool:
+    def taught(self, stage: AnyStage | PairSettings) -> bool:
         """Whether a stage before `stage` has taught the policy something."""
         before = self.recipe.stages[: self.recipe.stages.index(stage)]
         teach = any(isinstance(other, Sft | OnlineSettings | Dpo) for other in before)
