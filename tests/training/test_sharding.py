@@ -109,6 +109,7 @@ def _of_several(rank: int, count: int, port: int, folder: Path, kit: Any, tuning
     torch.set_num_threads(1)
     AcceleratorState._reset_state(reset_partial_state=True)  # the parent's, in a fork
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
+    environment["OMP_NUM_THREADS"] = 1  # or accelerate starts threads, which in a fork wait for the parent's for ever
     os.environ.update({key: str(value) for key, value in (environment | {"MASTER_PORT": port}).items()})
     os.environ["ACCELERATE_USE_CPU"] = "true"
     with processes.joined(count, shard="weights"):
