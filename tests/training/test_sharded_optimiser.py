@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
-from accelerate.state import AcceleratorState
+from forked import in_processes
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -46,13 +43,7 @@ def of_one(updates: int) -> Optimiser:
     return optimiser
 
 
-def _of_several(rank: int, count: int, port: int, folder: str, resume: bool) -> None:
-    torch.set_num_threads(1)
-    AcceleratorState._reset_state(reset_partial_state=True)  # the parent's, in a fork
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
-    environment["OMP_NUM_THREADS"] = 1  # or accelerate starts threads, which in a fork wait for the parent's for ever
-    os.environ.update({key: str(value) for key, value in (environment | {"MASTER_PORT": port}).items()})
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+def _of_several(rank: int, count: int, folder: str, resume: bool) -> None:
     with processes.joined(count, shard="optimiser"):
         optimiser = Optimiser(made(), weight_decay=0.1)
         if resume:
@@ -64,12 +55,7 @@ def _of_several(rank: int, count: int, port: int, folder: str, resume: bool) -> 
 
 
 def of_several(count: int, folder: Path, *, resume: bool = False) -> dict[str, torch.Tensor]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = (count, port, str(folder), resume)
-    # Forked, for each would import torch again.
-    multiprocessing.start_processes(_of_several, arguments, nprocs=count, start_method="fork")  # type: ignore[no-untyped-call]
+    in_processes(count, _of_several, str(folder), resume)
     return load_file(folder / "0.safetensors")
 
 

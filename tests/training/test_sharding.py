@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
-from accelerate.state import AcceleratorState
+from forked import in_processes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -105,13 +102,7 @@ def with_head(learner: Learner, packed: Sequence[Batch], updates: int) -> dict[s
 Work = Callable[[Learner, Sequence[Batch], int], dict[str, Tensor]]
 
 
-def _of_several(rank: int, count: int, port: int, folder: Path, kit: Any, tuning: str, work: Work, start: Any) -> None:
-    torch.set_num_threads(1)
-    AcceleratorState._reset_state(reset_partial_state=True)  # the parent's, in a fork
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
-    environment["OMP_NUM_THREADS"] = 1  # or accelerate starts threads, which in a fork wait for the parent's for ever
-    os.environ.update({key: str(value) for key, value in (environment | {"MASTER_PORT": port}).items()})
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+def _of_several(rank: int, count: int, folder: Path, kit: Any, tuning: str, work: Work, start: Any) -> None:
     with processes.joined(count, shard="weights"):
         model = loaded(kit, tuning)
         sharding.shard_weights(model.model)
@@ -148,12 +139,7 @@ def held(learner: Learner) -> tuple[int, int]:
 def of_several(
     count: int, folder: Path, kit: Any, tuning: str, work: Work = updated, start: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = (count, port, folder, kit, tuning, work, start)
-    # Forked, for each would import torch again.
-    multiprocessing.start_processes(_of_several, arguments, nprocs=count, start_method="fork")  # type: ignore[no-untyped-call]
+    in_processes(count, _of_several, folder, kit, tuning, work, start)
     return load_file(folder / "state.safetensors")
 
 
