@@ -160,7 +160,11 @@ def test_sampling_beside_an_update_is_refused_with_weights_in_shards() -> None:
 
 
 def test_a_reward_model_is_refused_with_weights_in_shards() -> None:
-    data = {"name": "r", "processes": {"shard": "weights"}, "stages": [{"stage": "reward_model", "steps": 1}]}
+    data = {
+        "name": "r",
+        "processes": {"shard": "weights"},
+        "stages": [{"stage": "reward_model", "steps": 1, "tasks": 4}],
+    }
     with pytest.raises(
         ConfigError, match=r"processes\.shard: expected optimiser or none with the stage 'reward_model'"
     ):
