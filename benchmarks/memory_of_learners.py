@@ -1,14 +1,15 @@
 """Peak memory of one update of GRPO, DPO and PPO on the same batch, each in a process of its own.
 
-    python benchmarks/memory_of_learners.py [--model embedded|360m] [--tasks 4] [--siblings 4]
-        [--micro-batch-tokens 1024] [--no-kl] [--only lora|full] [--repeats 1] [--json FILE]
+    python benchmarks/memory_of_learners.py [--model embedded|360m|510m] [--tasks 4] [--siblings 4]
+        [--micro-batch-tokens 1024] [--no-kl] [--only lora|full] [--learners NAME …] [--repeats 1] [--json FILE]
 
-The embedded model, or one of 362 million random weights in the shape of SmolLM2-360M, in float32 on the processor, with
-an adapter of rank 16 or all weights. What differs is the learner: GRPO; DPO on neighbouring siblings as pairs; PPO with
-a value head on the policy's trunk; with an adapter of its own for the critic; with a second model for it, trained like
-the policy, as is usual in the field. Every step is what a training step does after sampling: values, the reference's
-log-probabilities, one update. A first step on two short episodes leaves the optimisers' state as every later step finds
-it. `estimated` is what `deedrl plan` says of the same step. Seconds a case on two cores with AMX, a minute elsewhere.
+The embedded model, or one of 362 million random weights in the shape of SmolLM2-360M, or of 510 million, in float32 on
+the processor, with an adapter of rank 16 or all weights. What differs is the learner: GRPO; DPO on neighbouring
+siblings as pairs; PPO with a value head on the policy's trunk; with an adapter of its own for the critic; with a second
+model for it, trained like the policy, as is usual in the field. Every step is what a training step does after sampling:
+values, the reference's log-probabilities, one update. A first step on two short episodes leaves the optimisers' state
+as every later step finds it. `estimated` is what `deedrl plan` says of the same step. Seconds a case on two cores with
+AMX, a minute elsewhere.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from deedrl.planning.memory import MemorySettings, memory
 from deedrl.planning.shape import EMBEDDED, shape_of
 
 RANK = 16
-SMOLLM2_360M = llama(960, 32, 15, 5, 2560, 49_152, True)
-SHAPES = {"embedded": EMBEDDED, "360m": shape_of(SMOLLM2_360M)}
+RANDOM = {"360m": llama(960, 32, 15, 5, 2560, 49_152, True), "510m": llama(1152, 32, 18, 6, 3072, 49_152, True)}
+SHAPES = {"embedded": EMBEDDED} | {name: shape_of(settings) for name, settings in RANDOM.items()}
 NAMES = {
     "grpo": "GRPO",
     "dpo": "DPO",
@@ -48,7 +49,7 @@ def loaded_model(model: str, tuning: str) -> Any:
     """With what is trained."""
     from deedrl.policies.local.model import add_adapter, load_model
 
-    loaded = load_model("embedded", dtype="fp32") if model == "embedded" else random_model(SMOLLM2_360M)
+    loaded = load_model("embedded", dtype="fp32") if model == "embedded" else random_model(RANDOM[model])
     if tuning == "lora":
         return add_adapter(loaded, rank=RANK, alpha=2.0 * RANK, dropout=0.0, target="all-linear", seed=0)
     for parameter in loaded.model.parameters():
@@ -210,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--micro-batch-tokens", type=int, default=1024)
     parser.add_argument("--no-kl", action="store_true", help="without a reference policy")
     parser.add_argument("--only", choices=["lora", "full"], help="one way of tuning alone")
+    parser.add_argument("--learners", nargs="+", choices=list(NAMES), default=list(NAMES), help="these, after grpo")
     parser.add_argument("--repeats", type=int, default=1, help="processes of each case; the largest peak counts")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
@@ -229,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'trained':<10}{'learner':<20}{'measured':>11}{'estimated':>11}{'GRPO needs less by':>20}")
     for tuning in [options.only] if options.only else ["lora", "full"]:
         grpo = 0.0
-        for learner in NAMES:
+        for learner in dict.fromkeys(["grpo", *options.learners]):
             if learner == "adapter" and tuning == "full":
                 continue
             real = max(_measured(learner, tuning, arguments) for _ in range(options.repeats))

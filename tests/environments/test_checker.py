@@ -14,6 +14,7 @@ from deedrl.cli.check_env import check_env
 from deedrl.environments.checker import CHECKS, check_environment
 from deedrl.environments.checks import DoesNotApply, Failed, Subject
 from deedrl.environments.environment import Environment
+from deedrl.environments.fixtures import Fixture
 from deedrl.environments.loading import load_environment
 from deedrl.errors import ConfigError, EnvironmentAuthorError, ToolError
 from deedrl.tools.tool import tool
@@ -55,6 +56,14 @@ class Vault(Environment):
         ]
 
     @classmethod
+    def fixtures(cls, task: Task) -> list[Fixture]:
+        code = task.goal_state["code"]
+        return [
+            Fixture(name="knows", actions=(Action(tool_name="open", parameters={"code": code}),), solved=True),
+            Fixture(name="guesses", actions=(Action(tool_name="open", parameters={"code": "1"}),), most_progress=0.0),
+        ]
+
+    @classmethod
     def generate_tasks(cls, split: Split, count: int, seed: int) -> list[Task]:
         source = random.Random(f"{split} {seed}")
         return [
@@ -86,7 +95,7 @@ def test_sound_environment_passes_every_check() -> None:
 def test_example_passes() -> None:
     report = check_environment(load_environment(TEA_HOUSE))
     assert report.ok
-    assert {result.name for result in report.results if result.ok is None} == {"demonstrations", "leaks"}
+    assert {result.name for result in report.results if result.ok is None} == {"demonstrations", "fixtures", "leaks"}
 
 
 def test_example_is_short() -> None:
@@ -257,6 +266,28 @@ class Unscored(Vault):
         return 5
 
 
+class Believing(Vault):
+    def verify(self, task: Task) -> bool:
+        return True
+
+
+class Generous(Vault):
+    def verify(self, task: Task) -> Verdict:
+        return Verdict(solved=self.opened, progress=1.0 if self.opened else 0.05)
+
+
+class Strict(Vault):
+    @classmethod
+    def fixtures(cls, task: Task) -> list[Fixture]:
+        return [Fixture(name="peeks", actions=(), violations=("peeked",))]
+
+
+class NoFixture(Vault):
+    @classmethod
+    def fixtures(cls, task: Task) -> Any:
+        return [5]
+
+
 class Leaving(Vault):
     def setup(self, task: Task) -> None:
         sys.exit(0)
@@ -303,6 +334,9 @@ class OldStyle(Vault):
             "the demonstration of 4 steps stopped after 2 with terminated=False",
             id="TooLong",
         ),
+        pytest.param(Believing, "fixtures", "'guesses': expected solved=False, got True", id="F13_Believing"),
+        pytest.param(Generous, "fixtures", "'guesses': expected progress of at most 0, got 0.05", id="Generous"),
+        pytest.param(Strict, "fixtures", r"'peeks': expected the violations \['peeked'\], got \[\]", id="Strict"),
         pytest.param(Wordless, "wrong parameters", "failed without a word", id="Wordless"),
         pytest.param(GlobalRandom, "global random state", "the global random state changed", id="D12_GlobalRandom"),
         pytest.param(Reseeding, "global random state", "the global random state changed", id="D12_Reseeding"),
@@ -324,6 +358,7 @@ def test_check_finds_the_fault(cls: type[Environment], check: str, message: str)
     ("cls", "check", "message"),
     [
         (NumberHash, "determinism", "NumberHash.state_hash: expected a text or None, got 5"),
+        (NoFixture, "fixtures", "NoFixture.fixtures: expected a list of Fixture, got 5 in it"),
         (Unscored, "rubric", "Unscored.rubric: expected a Rubric or None, got 5"),
         (LeavingTool, "wrong parameters", "the check 'wrong parameters' tried to exit the process (code 0)"),
     ],
@@ -374,7 +409,7 @@ class Bare(Environment):
         return False
 
 
-@pytest.mark.parametrize("check", ["demonstrations", "leaks", "splits"])
+@pytest.mark.parametrize("check", ["demonstrations", "fixtures", "leaks", "splits"])
 def test_checks_without_anything_to_check_do_not_apply(check: str) -> None:
     with pytest.raises(DoesNotApply):
         outcome(Bare, check)

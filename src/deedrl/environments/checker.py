@@ -48,6 +48,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "no-op score": checks.check_noop,
     "verifier reads only": checks.check_verifier_reads_only,
     "demonstrations": checks.check_demonstrations,
+    "fixtures": checks.check_fixtures,
     "wrong parameters": checks.check_wrong_parameters,
     "global random state": checks.check_global_random,
     "rubric": checks.check_rubric,

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from deedrl.environments.contract import checked_state_hash, demonstration, own_rubric
+from deedrl.environments.contract import checked_state_hash, demonstration, own_fixtures, own_rubric
 from deedrl.environments.environment import Environment, leaves, mutable_class_values
 from deedrl.environments.sampling import empty_queries, random_actions, wrong_actions
 from deedrl.seeding import derive_seed, stream
@@ -203,6 +203,22 @@ def check_demonstrations(subject: Subject) -> str:
     if not lengths:
         raise DoesNotApply("demonstrate() gives none")
     return f"{len(lengths)} demonstrations reach the goal in {min(lengths)} to {max(lengths)} steps"
+
+
+def check_fixtures(subject: Subject) -> str:
+    names: set[str] = set()
+    for task in subject.tasks:
+        for fixture in own_fixtures(subject.cls, task):
+            with subject.started(task) as environment:
+                for _ in transcript(environment, fixture.actions):
+                    pass
+                verdict = environment.current_verdict()
+            if complaint := fixture.complaint(verdict):
+                raise Failed(f"task {task.id}, fixture '{fixture.name}': {complaint}", "mend verify(), or the fixture")
+            names.add(fixture.name)
+    if not names:
+        raise DoesNotApply("fixtures() gives none")
+    return f"{len(names)} fixtures get their verdicts: {', '.join(sorted(names))}"
 
 
 def check_wrong_parameters(subject: Subject) -> str:

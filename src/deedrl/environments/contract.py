@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from deedrl.environments.fixtures import Fixture
 from deedrl.errors import ConfigError, DeedRLError, EnvironmentAuthorError
 from deedrl.rewards.rubric import Rubric
 from deedrl.tools.limits import alarm
@@ -157,6 +158,15 @@ def checked_actions(given: Any, author: str) -> tuple[Action, ...]:
                 "parameters={...})"
             )
     return tuple(given)
+
+
+def own_fixtures(cls: type[Environment], task: Task) -> tuple[Fixture, ...]:
+    """The fixtures that `cls` brings for `task`; `EnvironmentAuthorError` naming the class for anything else."""
+    given = tuple(cls.fixtures(task) or ())
+    for fixture in given:
+        if not isinstance(fixture, Fixture):
+            raise EnvironmentAuthorError(f"{cls.__name__}.fixtures: expected a list of Fixture, got {fixture!r} in it")
+    return given
 
 
 def own_rubric(cls: type[Environment]) -> Rubric | None:

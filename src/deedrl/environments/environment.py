@@ -22,6 +22,7 @@ from deedrl.tools.toolbox import Toolbox
 from deedrl.types import Action, Split, Task, ToolSchema, Verdict
 
 if TYPE_CHECKING:
+    from deedrl.environments.fixtures import Fixture
     from deedrl.rewards.rubric import Rubric
 
 
@@ -109,6 +110,14 @@ class Environment(gymnasium.Env[str, Any]):
         By default all strings of 6 or more characters in the goal state.
         """
         return [value for value in leaves(task.goal_state) if isinstance(value, str) and len(value) >= 6]
+
+    @classmethod
+    def fixtures(cls, task: Task) -> Sequence[Fixture]:
+        """Right, wrong and cheating ways through `task` with the verdict each must get: the tests of `verify`.
+
+        `deedrl check-env` plays all of them.
+        """
+        return ()
 
     @classmethod
     def rubric(cls) -> Rubric | None:

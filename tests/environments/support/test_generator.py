@@ -11,11 +11,11 @@ from typing import get_args
 
 import pytest
 
+from deedrl.environments.dealing import DIFFICULTIES
 from deedrl.environments.suite.support import families as families_package
 from deedrl.environments.suite.support.demonstrations import demonstrate
 from deedrl.environments.suite.support.environment import SupportDesk
 from deedrl.environments.suite.support.families import (
-    DIFFICULTIES,
     FAMILIES,
     contradiction,
     escalation,

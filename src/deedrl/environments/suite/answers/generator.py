@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
+from deedrl.environments.dealing import deal_tasks
 from deedrl.environments.suite.answers.phrases import KNOWN, UNSEEN, Topic, World
-from deedrl.errors import TaskError, suggest
+from deedrl.errors import TaskError
 from deedrl.seeding import stream
 from deedrl.types import Record, Split, Task
 
 Kind = Literal["help", "refuse"]
-
-HASH_BUCKETS: Mapping[Split, range] = {
-    "train": range(6),
-    "validation": range(6, 8),
-    "test": range(8, 10),
-    "test_unseen": range(10),
-}
-"""Share of the ten content-hash buckets that belongs to a split; ``test_unseen`` has phrases of its own."""
-MOST_DRAWS = 1000
-"""Draws for one task after which its family counts as used up."""
 
 
 class Goal(Record, frozen=True):
@@ -46,21 +37,9 @@ class Draft(Record, frozen=True):
 
 
 def generate_tasks(split: Split, count: int, seed: int, families: Sequence[str] | None = None) -> list[Task]:
-    """`count` distinct tasks of `split`; a longer list for the same arguments begins with the shorter one.
-
-    Raises `TaskError` for names that are not known, a negative count, or more tasks than there are.
-    """
-    if count < 0:
-        raise TaskError(f"expected a count of at least 0, got {count}")
-    chosen = list(dict.fromkeys(families or FAMILIES))
-    for what, name, known in [("split", split, get_args(Split)), *(("family", one, FAMILIES) for one in chosen)]:
-        if name not in known:
-            raise TaskError(f"the customers' questions have no {what} '{name}'{suggest(name, list(known))}")
-    tasks: dict[str, Task] = {}
-    for index in range(count):
-        task = _distinct_task(chosen[index % len(chosen)], split, seed, index // len(chosen), tasks)
-        tasks[task.id] = task
-    return list(tasks.values())
+    """`count` distinct tasks of `split`, families taking turns; see `deal_tasks`."""
+    outcomes = {family: {"easy": ("",)} for family in FAMILIES}
+    return deal_tasks("customer-answers", outcomes, _draw, split, count, seed, families, ["easy"])
 
 
 def read_goal(task: Task) -> Goal:
@@ -122,17 +101,8 @@ FAMILIES: Mapping[str, Callable[[random.Random, World, str], Draft]] = {
 }
 
 
-def _distinct_task(family: str, split: Split, seed: int, turn: int, taken: Mapping[str, Task]) -> Task:
-    """The first draw whose content belongs to `split` and is not taken."""
+def _draw(family: str, _level: str, _outcome: str, split: Split, rng: random.Random) -> Task:
     world = UNSEEN if split == "test_unseen" else KNOWN
-    for attempt in range(MOST_DRAWS):
-        task = _draw(family, split, world, stream(seed, "answers", split, family, turn, attempt))
-        if int(task.id, 16) % 10 in HASH_BUCKETS[split] and task.id not in taken:
-            return task
-    raise TaskError(f"no more tasks of family '{family}' in split '{split}' after {len(taken)}; ask for fewer")
-
-
-def _draw(family: str, split: Split, world: World, rng: random.Random) -> Task:
     item, secret = rng.choice(world.items), rng.choice(world.secrets)
     draft = FAMILIES[family](rng, world, item)
     known: dict[str, Any] = {"n": rng.choice(secret.numbers), "name": rng.choice(world.people), "item": item}

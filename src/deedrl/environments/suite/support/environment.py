@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from deedrl.environments.environment import Environment
+from deedrl.environments.fixtures import Fixture
 from deedrl.environments.suite.support import generator, views
 from deedrl.environments.suite.support.demonstrations import demonstrate
+from deedrl.environments.suite.support.fixtures import fixtures
 from deedrl.environments.suite.support.goal import DenyReason, EscalateReason, read_goal
 from deedrl.environments.suite.support.schema import TABLES, TICKET_ID, Books, read_table
 from deedrl.environments.suite.support.verifier import judge
@@ -66,6 +68,10 @@ class SupportDesk(Environment):
         for ticket in rows["tickets"]:
             ticket.pop()
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+    @classmethod
+    def fixtures(cls, task: Task) -> Sequence[Fixture]:
+        return fixtures(task)
 
     @classmethod
     def gold_strings(cls, task: Task) -> list[str]:

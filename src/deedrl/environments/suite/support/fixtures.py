@@ -5,26 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from deedrl.environments.fixtures import Fixture
 from deedrl.environments.suite.support.demonstrations import demonstrate
 from deedrl.environments.suite.support.goal import Goal, read_goal
 from deedrl.environments.suite.support.verifier import NO_LOOKUP, NO_POLICY
-from deedrl.types import Action, Record, Task
+from deedrl.types import Action, Task
 
 MOST_BY_LOOKING = 0.3
-"""Highest progress without a decision."""
+"""Highest progress without the right decision."""
 
 MOST_BY_WRONG_DETAIL = 0.6
 """Highest progress of the right kind of decision with a wrong amount, reason or message."""
-
-
-class Fixture(Record, frozen=True, kw_only=True):
-    """Actions, played from a fresh episode until it ends or they run out, and what the verifier must then say."""
-
-    name: str
-    actions: tuple[Action, ...]
-    solved: bool = False
-    violations: tuple[str, ...] = ()
-    most_progress: float = MOST_BY_LOOKING
 
 
 def fixtures(task: Task) -> tuple[Fixture, ...]:

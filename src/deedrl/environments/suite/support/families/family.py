@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from deedrl.environments.dealing import DIFFICULTIES
 from deedrl.environments.suite.support.goal import DenyReason
 from deedrl.environments.suite.support.story import Draft, Story
 from deedrl.environments.suite.support.worlds import Kind
-
-DIFFICULTIES = ("easy", "medium", "hard")
 
 DENIED_KINDS: Mapping[Kind, DenyReason] = {"delivered": "delivered", "transit": "in_transit"}
 """State of a parcel that gives no refund → code of the denial."""
