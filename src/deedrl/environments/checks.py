@@ -291,7 +291,8 @@ def check_rubric(subject: Subject) -> str:
 def check_leaks(subject: Subject) -> str:
     looked_for = 0
     for task in subject.tasks:
-        public = " ".join([subject.cls.instructions, str(subject.cls.tools.schemas())])
+        played = subject.cls.played_by(task)
+        public = " ".join([str(played.instructions), str(played.tools.schemas())])
         hidden = [text for text in subject.cls.gold_strings(task) if text not in public]
         looked_for += len(hidden)
         for place, text in _places_without_question(subject, task) if hidden else ():
@@ -351,7 +352,7 @@ def _unseeded_prompts(subject: Subject) -> list[str]:
 def _places_without_question(subject: Subject, task: Task) -> Iterator[tuple[str, str]]:
     """Texts an agent gets without knowing what to ask: the prompt, and read tools called with empty queries."""
     yield "the prompt", task.prompt
-    for entry in subject.cls.tools.restricted(task.tools).values():
+    for entry in subject.cls.played_by(task).tools.restricted(task.tools).values():
         if not entry.read_only:
             continue
         for action in empty_queries(entry.schema):

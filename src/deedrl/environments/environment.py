@@ -112,6 +112,11 @@ class Environment(gymnasium.Env[str, Any]):
         return [value for value in leaves(task.goal_state) if isinstance(value, str) and len(value) >= 6]
 
     @classmethod
+    def played_by(cls, task: Task) -> type[Environment]:
+        """The class whose instructions and tools an episode of `task` has; another one in a combination only."""
+        return cls
+
+    @classmethod
     def fixtures(cls, task: Task) -> Sequence[Fixture]:
         """Right, wrong and cheating ways through `task` with the verdict each must get: the tests of `verify`.
 

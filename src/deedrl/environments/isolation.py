@@ -67,11 +67,14 @@ class ProcessEnvironment(Environment):
         self.factory_ref = factory_ref
         self.call_timeout_s = call_timeout_s
         self.environment_class = load_environment(factory_ref)
-        kept = ("instructions", "max_steps", "tools")
-        vars(self).update({name: getattr(self.environment_class, name) for name in kept})
+        self._take_over(self.environment_class)
         self._worker: Worker | None = None
         self._task: Task | None = None
         self._state_lost = False
+
+    def _take_over(self, cls: type[Environment]) -> None:
+        """What is asked of this object is what `cls` says."""
+        vars(self).update({name: getattr(cls, name) for name in ("instructions", "max_steps", "tools")})
 
     @property
     def toolbox(self) -> Toolbox:
@@ -91,6 +94,7 @@ class ProcessEnvironment(Environment):
         reply = self._reset_used_worker(request) or self._reset_new_worker(request)
         assert reply.task is not None
         self.task = self._task = reply.task
+        self._take_over(self.environment_class.played_by(reply.task))
         return reply.observation, {"task_id": reply.task.id}
 
     def step(self, action: Action | Mapping[str, Any] | str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -73,4 +73,7 @@ def recipe_limits(recipe: Recipe) -> Limits:
 
 def task_system_prompt(environment: Environment | type[Environment], task: Task, variant: PromptVariant) -> str:
     """The system prompt an episode of `task` is played with."""
-    return system_prompt(environment.instructions, environment.tools.restricted(task.tools).schemas(), variant)
+    other = environment.played_by(task)
+    # An instance may have instructions of its own.
+    played = environment if other in (environment, type(environment)) else other
+    return system_prompt(played.instructions, played.tools.restricted(task.tools).schemas(), variant)
