@@ -66,9 +66,9 @@ def _config_remedy(graph: Graph, name: str, detail: str, log: str) -> Iterator[A
     service = graph[name]
     [key] = service.invalid
     low, high = service.bounds[key]
-    if detail == "plain":
-        value, reason = _good_value(log, low, high), f"Log: {log}."
-    elif detail == "full":
+    if (told := _good_value(log, low, high)) is not None and detail == "plain":
+        value, reason = told, f"Log: {log}."
+    elif detail != "bare":
         yield _read(f"{name}.conf", f"Log: {log}.")
         value, reason = low, f"{key} must be {low} to {high}."
     else:
@@ -80,10 +80,10 @@ def _config_remedy(graph: Graph, name: str, detail: str, log: str) -> Iterator[A
     yield Action(tool_name="set_config", parameters=parameters, reasoning=reason)
 
 
-def _good_value(log: str, low: int, high: int) -> int:
-    """The value that the log asks for."""
+def _good_value(log: str, low: int, high: int) -> int | None:
+    """The valid value that the log names, if it does."""
     numbers = [int(word) for word in log.replace(",", " ").split() if word.isdigit()]
-    return next(number for number in numbers if low <= number <= high)
+    return next((number for number in numbers if low <= number <= high), None)
 
 
 def _inspect(name: str, reasoning: str) -> Action:
