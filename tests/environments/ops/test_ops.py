@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import runpy
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
