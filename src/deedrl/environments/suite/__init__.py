@@ -14,6 +14,7 @@ from types import ModuleType
 
 ENTRY_POINTS = {
     "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
+    "deedrl/OpsRoom-v0": "deedrl.environments.suite.ops.environment:OpsRoom",
     "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
 }
 """Class behind each id; imported when the first copy is made."""
