@@ -15,6 +15,7 @@ from types import ModuleType
 ENTRY_POINTS = {
     "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
     "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
+    "deedrl/DataDesk-v0": "deedrl.environments.suite.data.environment:DataDesk",
 }
 """Class behind each id; imported when the first copy is made."""
 
