@@ -1,8 +1,8 @@
 """Whether an answer a model wrote is the answer wanted: numbers, texts, dates, sets, rankings, or that there is none.
 
 All comparisons are exact up to what the author allows, and none accepts a part of a text. An answer that gives two
-different values, or hedges, is no answer: whoever lists all options would be right every time. Nothing here reads state,
-evaluates text or keeps anything; every function may be used by itself.
+different values, or hedges, is no answer: whoever lists all options would be right every time. Nothing here reads
+state, evaluates text or keeps anything; every function may be used by itself.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Expected(Record, frozen=True, kw_only=True):
     """A number may also be rounded to so many decimals; at a half both neighbours are right."""
     percent: Literal["refuse", "points", "fraction"] = "refuse"
     """What ``42%`` is: wrong, 42, or 0.42."""
+    in_sentence: bool = False
+    """A number may stand in a sentence; see `number_in_sentence`."""
     units: dict[str, float] = {}
     """Unit → its size in the unit of `value`; with any, a word after the number must be one of them."""
 
@@ -66,9 +68,8 @@ def same_answer(given: str, expected: Expected) -> bool:
     if expected.kind == "nothing":
         return same_nothing(given)
     if expected.kind == "number" and isinstance(value, str | int | float) and not isinstance(value, bool):
-        return same_number(
-            given, value, expected.tolerance, expected.decimals, percent=expected.percent, units=expected.units
-        )
+        read = number_in_sentence if expected.in_sentence else read_number
+        return is_near(read(given, expected.percent, expected.units), value, expected.tolerance, expected.decimals)
     if expected.kind == "text" and isinstance(value, str):
         return same_text(given, value)
     if expected.kind == "date" and isinstance(value, str):
@@ -88,14 +89,21 @@ def same_number(
     percent: Literal["refuse", "points", "fraction"] = "refuse",
     units: Mapping[str, float] | None = None,
 ) -> bool:
-    """Whether `given` holds one number, and it is `wanted`, within `tolerance` or rounded to `decimals`."""
-    number = read_number(given, percent, units)
+    """Whether `given` is the number `wanted`, within `tolerance` or rounded to `decimals`; see `read_number`."""
+    return is_near(read_number(given, percent, units), wanted, tolerance, decimals)
+
+
+def is_near(
+    number: Fraction | None,
+    wanted: str | float | int | Decimal | Fraction,
+    tolerance: float = 0.0,
+    decimals: int | None = None,
+) -> bool:
+    """Whether `number` is `wanted`, within `tolerance` or rounded to `decimals`; never if it is None."""
+    goal, slack = _exact(wanted), _exact(tolerance)
     if number is None:
         return False
-    goal = _exact(wanted)
-    if abs(number - goal) <= _exact(tolerance):
-        return True
-    return decimals is not None and number in roundings(goal, decimals)
+    return abs(number - goal) <= slack or (decimals is not None and number in roundings(goal, decimals))
 
 
 def read_number(
@@ -103,19 +111,33 @@ def read_number(
     percent: Literal["refuse", "points", "fraction"] = "refuse",
     units: Mapping[str, float] | None = None,
 ) -> Fraction | None:
-    """The one number that `text` holds, exact; None if there is none, if there are several, or if the text hedges.
+    """The number that all of `text` is, exact, with at most one word (a unit) after it; None if it is anything else.
 
-    A single number may stand in a sentence (``The total is 72 clips.``) or several times. Separators of thousands are
-    commas, spaces and apostrophes between groups of three; a comma before one or two last digits is a decimal comma.
+    Separators of thousands are commas, spaces and apostrophes between groups of three; a comma before one or two last
+    digits is a decimal comma.
     """
     text = final_text(text)
-    if len(text) > LONGEST_ANSWER:
-        return None
     chinese = chinese_number(text)
     if chinese is not None:
         return Fraction(chinese)
-    if HEDGES.search(text.casefold()):
-        return None
+    match = _NUMBER.fullmatch(_ENDING.sub("", text))
+    return None if match is None or HEDGES.search(text.casefold()) else _value(match, percent, units)
+
+
+def number_in_sentence(
+    text: str,
+    percent: Literal["refuse", "points", "fraction"] = "refuse",
+    units: Mapping[str, float] | None = None,
+) -> Fraction | None:
+    """The one number that `text` holds, as in ``The total is 72 clips.``; None if there are several, or if it hedges.
+
+    The same number may stand there several times. A sentence that has nothing to do with the question is read all the
+    same (``Solved: 1``): where the answer can be asked for by itself, `read_number` is the better one.
+    """
+    alone = read_number(text, percent, units)
+    text = final_text(text)
+    if alone is not None or len(text) > LONGEST_ANSWER or HEDGES.search(text.casefold()):
+        return alone
     rest, found = text, set()
     for match in reversed(list(_NUMBER.finditer(text))):
         value = _value(match, percent, units)
@@ -157,7 +179,7 @@ def same_date(given: str, wanted: str) -> bool:
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_FULL_MONTHS = [
+_FULL_MONTHS = (
     "january",
     "february",
     "march",
@@ -170,7 +192,7 @@ _FULL_MONTHS = [
     "october",
     "november",
     "december",
-]
+)
 
 
 def read_date(text: str) -> date | None:
@@ -281,13 +303,11 @@ def _date(year: str, month: str, day: str) -> date | None:
 
 
 def _month(word: str) -> str:
-    return str(
-        _FULL_MONTHS.index(word) + 1
-        if word in _FULL_MONTHS
-        else _MONTHS.index(word[:3]) + 1
-        if word in (*_MONTHS, "sept")
-        else 0
-    )
+    """Number of a month by its name or its first three letters; 0 if it is none."""
+    if word in _FULL_MONTHS:
+        return str(_FULL_MONTHS.index(word) + 1)
+    short = word[:3] if word == "sept" else word
+    return str(_MONTHS.index(short) + 1 if short in _MONTHS else 0)
 
 
 def _splits(given: str, goal: set[str]) -> list[list[str]]:

@@ -71,7 +71,9 @@ class Source:
             self._folder = tempfile.TemporaryDirectory(prefix="deedrl-", ignore_cleanup_errors=True)
             self._path, self._logs = Path(self._folder.name, DATABASE), Path(self._folder.name, LOGS)
             self._logs.mkdir()
-        self._path.write_bytes(self._content)
+            self._path.touch()
+        with self._path.open("r+b", buffering=0) as file:  # emptied first, ext4 would flush it to the disk
+            file.truncate(file.write(self._content))
         for name, lines in self.data.logs.items():
             (self._logs / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         self._database = ReadOnlyDatabase(self._path)

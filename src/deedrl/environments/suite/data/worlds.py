@@ -146,8 +146,8 @@ KNOWN = World(
     notes={
         "easy": "Leave out {state} = '{fake}': not real.",
         "medium": "Leave out {state} = '{fake}' and every row with a negative {amount}.",
-        "hard": "Some rows were loaded twice under another id: count them once. Leave out {state} = '{fake}', rows with "
-        "a negative {amount} and rows without {amount}.",
+        "hard": "Some rows were loaded twice under another id: count them once. Leave out {state} = '{fake}', rows "
+        "with a negative {amount} and rows without {amount}.",
     },
 )
 
@@ -221,7 +221,7 @@ UNSEEN = World(
     notes={
         "easy": "Rows where {state} is '{fake}' are invented; skip them.",
         "medium": "Skip invented rows, {state} '{fake}', and those whose {amount} lies under zero.",
-        "hard": "Repeated entries differ in code only; keep one of each. Skip {state} '{fake}', {amount} under zero, and "
-        "{amount} missing.",
+        "hard": "Repeated entries differ in code only; keep one of each. Skip {state} '{fake}', {amount} under zero, "
+        "and {amount} missing.",
     },
 )
