@@ -117,6 +117,8 @@ def read_number(
     digits is a decimal comma.
     """
     text = final_text(text)
+    if len(text) > LONGEST_ANSWER:
+        return None
     chinese = chinese_number(text)
     if chinese is not None:
         return Fraction(chinese)
@@ -239,7 +241,10 @@ def final_text(text: str) -> str:
     start = text.rfind("\\boxed{")
     if start >= 0:
         text = _braced(text, start + len("\\boxed"))
-    text = re.sub(r"^\\(?:text|mathrm|mathbf)\{([^{}]*)\}$", r"\1", text.strip().strip("$").strip())
+    text = text.strip()
+    if len(text) > 2 and text[0] == text[-1] == "$":
+        text = text[1:-1].strip()
+    text = re.sub(r"^\\(?:text|mathrm|mathbf)\{([^{}]*)\}$", r"\1", text)
     return _LEAD.sub("", text.strip())
 
 
