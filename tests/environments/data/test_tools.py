@@ -31,9 +31,20 @@ def test_describe_shows_columns_and_suggests_near_names(ask: Callable[..., str])
 
 
 def test_query_shows_one_value_rows_or_none(ask: Callable[..., str]) -> None:
-    assert ask("query", sql="SELECT sum(euros) FROM orders") == "Result: 38.5"
+    assert ask("query", sql="SELECT sum(euros) FROM orders") == "38.5"
     assert ask("query", sql="SELECT city, euros FROM orders WHERE id > 2") == "city | euros\nBonn | 11.25\nNULL | NULL"
     assert ask("query", sql="SELECT city FROM orders WHERE id = 9") == "No rows. Columns: city."
+
+
+def test_query_tells_an_empty_text_from_nothing(ask: Callable[..., str]) -> None:
+    assert ask("query", sql="SELECT ''") == "(an empty text)"
+    assert ask("query", sql="SELECT city FROM orders WHERE id = 4") == "NULL"
+
+
+def test_a_number_may_be_answered_without_quotes(desk: DataDesk, towns: Task) -> None:
+    desk.reset(options={"task": towns})
+    desk.step('{"reasoning": "", "tool_name": "answer", "parameters": {"value": 31.5}}')
+    assert desk.submitted == "31.5"
 
 
 def test_query_explains_mistakes(ask: Callable[..., str]) -> None:
@@ -102,7 +113,7 @@ def test_two_desks_share_nothing(towns: Task, act: Act) -> None:
     first, second = DataDesk(), DataDesk()
     first.reset(options={"task": towns})
     second.reset(options={"task": Task.create("Nothing?", goal_state={"answer": {"kind": "nothing"}})})
-    assert first.step(act("query", sql="SELECT count(*) FROM orders"))[0] == "Result: 4"
+    assert first.step(act("query", sql="SELECT count(*) FROM orders"))[0] == "4"
     assert "no such table" in second.step(act("query", sql="SELECT count(*) FROM orders"))[0]
     first.close()
     second.close()

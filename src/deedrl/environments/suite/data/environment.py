@@ -115,7 +115,7 @@ class DataDesk(Environment):
         if not result.rows:
             return f"No rows. Columns: {', '.join(result.columns)[:MOST_CHARACTERS]}."
         if len(result.rows) == 1 and len(result.columns) == 1:
-            return f"Result: {_cell(result.rows[0][0])}"[:MOST_CHARACTERS]
+            return _cell(result.rows[0][0])[:MOST_CHARACTERS] or "(an empty text)"
         lines = [" | ".join(result.columns), *(" | ".join(map(_cell, row)) for row in result.rows)]
         return _cut(lines, f"(only the first {MOST_ROWS} rows)" if result.more else "")
 
