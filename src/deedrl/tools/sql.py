@@ -68,7 +68,6 @@ class ReadOnlyDatabase:
             f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         self._connection.execute("PRAGMA query_only = ON")
-        self._connection.execute("PRAGMA trusted_schema = OFF")
         for limit, value in LIMITS.items():
             self._connection.setlimit(limit, value)
         self._read: set[tuple[str, str]] = set()

@@ -128,18 +128,37 @@ class Source:
         return path.name, path.read_text(encoding="utf-8").splitlines()
 
 
+Layout = tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
+"""(table, columns, types) of all tables."""
+
+
 def _database(tables: Mapping[str, Table], task_id: str) -> bytes:
+    if not tables:
+        return b""
+    layout = tuple((name, tuple(table.columns), _types(table)) for name, table in tables.items())
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        connection.execute("PRAGMA page_size = 1024")
+        connection.deserialize(_empty(layout))
         connection.execute("BEGIN")
         for name, table in tables.items():
-            connection.execute(_create(name, tuple(table.columns), _types(table)))
             connection.executemany(_insert(name, len(table.columns)), table.rows)
         connection.execute("COMMIT")
-        return connection.serialize() if tables else b""
+        return connection.serialize()
     except (sqlite3.Error, OverflowError) as error:
         raise TaskError(f"task {task_id}: the tables of initial_state do not fit SQLite: {error}") from error
+    finally:
+        connection.close()
+
+
+@functools.lru_cache(maxsize=1024)
+def _empty(layout: Layout) -> bytes:
+    """A database with these tables and no rows: to create a table takes SQLite longer than to fill it."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        for name, columns, types in layout:
+            parts = ", ".join(f"{_quoted(column)} {kind}" for column, kind in zip(columns, types, strict=True))
+            connection.execute(f"CREATE TABLE {_quoted(name)} ({parts})")
+        return connection.serialize()
     finally:
         connection.close()
 
@@ -151,12 +170,6 @@ def _types(table: Table) -> tuple[str, ...]:
 def _type(values: Sequence[Any]) -> str:
     kinds = {type(value) for value in values if value is not None}
     return "INTEGER" if kinds == {int} else "REAL" if kinds and kinds <= {int, float} else "TEXT"
-
-
-@functools.lru_cache(maxsize=256)
-def _create(name: str, columns: tuple[str, ...], types: tuple[str, ...]) -> str:
-    parts = ", ".join(f"{_quoted(column)} {kind}" for column, kind in zip(columns, types, strict=True))
-    return f"CREATE TABLE {_quoted(name)} ({parts})"
 
 
 @functools.lru_cache(maxsize=256)
