@@ -9,7 +9,7 @@ import pytest
 from deedrl.environments.suite.data.environment import DataDesk
 from deedrl.environments.suite.data.generator import FAMILIES
 from deedrl.environments.suite.data.worlds import KNOWN, UNSEEN, Subject, World
-from deedrl.types import Split, Task
+from deedrl.types import Action, Split, Task
 
 
 @cache
@@ -96,3 +96,21 @@ def test_splits_share_no_content() -> None:
     splits: tuple[Split, ...] = ("train", "validation", "test", "test_unseen")
     ids = [{task.id for task in tasks_of(split, 210)} for split in splits]
     assert sum(map(len, ids)) == len(set().union(*ids)) == 840
+
+
+@pytest.mark.parametrize("split", ["train", "test_unseen"])
+def test_the_note_matters_in_every_part(split: Split) -> None:
+    """Leaving out any one condition of the demonstrated query gives another answer, or the same as by chance."""
+    desk, same, tried = DataDesk(), 0, 0
+    for task in (task for task in tasks_of(split) if task.family == "anomaly"):
+        *_, query, answer = desk.demonstrate(task)
+        sql = query.parameters["sql"]
+        for part in (r" AND \w+ <> '\w+'", r" AND \w+ >= 0", r"\bDISTINCT "):
+            weaker = re.sub(part, "", sql)
+            if weaker != sql:
+                desk.reset(options={"task": task})
+                found = desk.step(Action(tool_name="query", parameters={"sql": weaker}))[0]
+                same, tried = same + (found == answer.parameters["value"]), tried + 1
+    desk.close()
+    assert tried > 150
+    assert same <= 0.02 * tried

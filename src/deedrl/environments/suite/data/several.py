@@ -192,12 +192,15 @@ def anomaly_hard(office: Office, _outcome: str) -> Draft:
     place, n, rng = pick(office, office.rows)["place"], office.names, office.rng
     _spoil(office, place, fakes=rng.randint(2, 4), negatives=rng.randint(2, 4), missing=rng.randint(1, 3))
     keys = {row["key"] for row in office.rows}
-    for row in rng.sample([row for row in office.rows if row["place"] == place], 3):
+    for row in rng.sample(_valid(office, place), 3):
         key = rng.choice([key for key in range(101, 999) if key not in keys])
         keys.add(key)
         office.rows.append({**row, "key": key})
     distinct = {tuple(value for name, value in row.items() if name != "key"): row for row in _valid(office, place)}
     amounts = [row["amount"] for row in distinct.values()]
+    twice = [row["amount"] for row in _valid(office, place)]
+    if Fraction(sum(twice), len(twice)) == Fraction(sum(amounts), len(amounts)):
+        raise Unfit
     fields = ", ".join(office.names.columns()[1:])
     where = f"{condition(n.place, place)} AND {n.state} <> '{_fake(office)}' AND {n.amount} >= 0"
     sql = f"SELECT round(avg({n.amount}), 2) FROM (SELECT DISTINCT {fields} FROM {office.subject.table} WHERE {where})"
