@@ -62,6 +62,8 @@ class Session:
         self._trained = trained
         self._stores: dict[str, TrajectoryStore] = {}
         self._earlier: dict[str, set[str]] = {}
+        self.replay_checked: set[str] = set()
+        """Stages of whose episodes a sample was replayed; see `replay_check`."""
         self.reward_models: dict[Path, PlacedRewardModel] = {}
         """Reward models beside the policy's adapter, by the folder they were saved in; see `learned_terms`."""
         finished = [self.run.finished(stage.title) for stage in self.recipe.stages]
