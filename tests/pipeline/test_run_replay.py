@@ -89,7 +89,6 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         stages = [{"stage": "baseline"}, {"stage": "cold_start"}]
         recipe = recipe_from(
             {"name": "tiny", "seed": 4, "environment": f"{source}:Till", "stages": stages, "tasks": {"train": 50}}
-            | changes
         )
         folder = tmp_path / "run"
         (folder / "trajectories").mkdir(parents=True)
