@@ -153,11 +153,9 @@ def test_E16_a_changed_tool_is_named(make_run: Callable[..., Path], mode: Mode) 
     change_tool(folder, 'return f"put {coins}"', 'return f"put in {coins}"')
     found = replayed(folder, mode)
     assert found.different == found.total.episodes == 10
-    assert (
-        "observation differs at step 2 (tool 'put'): recorded 'put 2', replayed 'put in 2'"
-        in found.differences[0].describe()
-    )
-    assert "changed tool versions: put 1 -> 2" in found.differences[0].describe()
+    said = found.differences[0].describe()
+    assert "observation differs at step 2 (tool 'put'): recorded 'put 3', replayed 'put in 3'" in said
+    assert "changed tool versions: put 1 -> 2" in said
 
 
 def test_frozen_replay_needs_no_tool(make_run: Callable[..., Path]) -> None:
