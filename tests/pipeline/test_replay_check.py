@@ -151,6 +151,15 @@ def test_a_stage_is_checked_once(open_session: Callable[..., Session]) -> None:
     assert [event["stage"] for event in checks(session.run.folder)] == ["sft", "grpo"]
 
 
+def test_episodes_without_a_call_say_nothing_and_the_next_ones_are_asked(open_session: Callable[..., Session]) -> None:
+    session = open_session(f"{SOURCE}:Letters")
+    silent = Trajectory(episode_id="silent", task_id=session.tasks("train")[0].id)
+    check_replays(session, "grpo", [silent])
+    assert checks(session.run.folder) == []
+    check_replays(session, "grpo", demonstrated(session))
+    assert [event["episodes"] for event in checks(session.run.folder)] == [SAMPLE]
+
+
 def test_trouble_of_the_moment_is_no_difference(
     open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:

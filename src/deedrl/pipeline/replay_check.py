@@ -59,11 +59,14 @@ def check_replays(session: Session, stage: str, episodes: Iterable[Trajectory]) 
     settings = session.recipe.environment
     if stage in session.replay_checked:
         return
-    session.replay_checked.add(stage)
     if settings.ref in settings.allow_unreplayable:
+        session.replay_checked.add(stage)
         session.run.record("replay_check", stage=stage, episodes=0, allowed=settings.ref)
         return
     found = processes.from_first(lambda: _checked(session, stage, list(episodes)))
+    if found.problem is None and not found.episodes:
+        return  # nobody has called a tool yet; the stage's next episodes are asked
+    session.replay_checked.add(stage)
     fields = {name: getattr(found, name) for name in found.__struct_fields__}
     session.run.record("replay_check", stage=stage, allowed=settings.allow_unreplayable, **fields)
     if found.problem is not None:

@@ -28,6 +28,7 @@ class FrozenEnvironment(Environment):
         self._recordings = recordings
         self._recorded = recorded
         self._playback: Playback | None = None
+        self._offered = Toolbox()
         self._steps = 0
         self._over = False
         self._take_over(recorded)
@@ -39,11 +40,7 @@ class FrozenEnvironment(Environment):
     @property
     def toolbox(self) -> Toolbox:
         """The tools of the task with their recorded versions, for schemas and limits."""
-        if self._playback is None:
-            return self.tools
-        versions = self._playback.versions
-        entries = self.tools.restricted(self.task.tools).values()
-        return Toolbox(dataclasses.replace(entry, version=versions.get(entry.name, entry.version)) for entry in entries)
+        return self.tools if self._playback is None else self._offered
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         gymnasium.Env.reset(self, seed=seed)
@@ -54,6 +51,10 @@ class FrozenEnvironment(Environment):
         self._steps, self._over = 0, False
         self.task: Task = task
         self._take_over(self._recorded.played_by(task))
+        versions, entries = self._playback.versions, self.tools.restricted(task.tools).values()
+        self._offered = Toolbox(
+            dataclasses.replace(entry, version=versions.get(entry.name, entry.version)) for entry in entries
+        )
         return task.prompt, {"task_id": task.id}
 
     def step(self, action: Action | Mapping[str, Any] | str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from deedrl.environments.environment import Environment
 from deedrl.policies.recorded import RecordedPolicy
 from deedrl.rewards.rubric import Rubric
+from deedrl.rollouts import episode
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.failures import FailurePolicy
 from deedrl.rollouts.frozen import FrozenEnvironment
@@ -44,14 +47,15 @@ def replay_completions(
     leaves rewards out. `unreplayable`: why results of these tools need not come again.
     """
     specs = [_spec(trajectory, tasks[trajectory.task_id]) for trajectory in trajectories]
-    replayed = run_episodes_sync(
-        specs,
-        environment=environment,
-        policy=RecordedPolicy(trajectories),
-        rubric=rubric,
-        limits=limits,
-        failures=_NO_RETRIES,
-    )
+    with _unlogged():
+        replayed = run_episodes_sync(
+            specs,
+            environment=environment,
+            policy=RecordedPolicy(trajectories),
+            rubric=rubric,
+            limits=limits,
+            failures=_NO_RETRIES,
+        )
     pairs = zip(trajectories, replayed, strict=True)
     return [compared(recorded, now, unreplayable or {}, rewards=rubric is not None) for recorded, now in pairs]
 
@@ -71,6 +75,17 @@ def replay_frozen(
         return FrozenEnvironment(recordings, recorded)
 
     return replay_completions(trajectories, tasks, frozen, limits=limits, rubric=rubric)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Failures of replayed episodes are what the reports are about; the loop's own warnings would say them twice."""
+    before = episode.log.level
+    episode.log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        episode.log.setLevel(before)
 
 
 def _spec(trajectory: Trajectory, task: Task) -> EpisodeSpec:
