@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from letters import Letters
 from playing import play
 from reward_models import MODEL
 
-from deedrl.errors import ConfigError
+from deedrl.errors import ConfigError, DeedRLError
 from deedrl.pipeline.context import StageContext
 from deedrl.pipeline.recipe import config_hash, recipe_from
 from deedrl.pipeline.replay_check import SAMPLE, Unreplayable, check_allowed, check_replays, covering_sample
@@ -89,11 +89,12 @@ def test_E16_what_does_not_replay_is_refused_by_name(
     with pytest.raises(Unreplayable) as refused:
         check_replays(session, "sft", demonstrated(session))
     said = str(refused.value)
-    assert f"sft: 8 of 8 episodes of {ref} do not replay" in said
+    # A counter that starts anew may stand where it stood by chance.
+    assert re.match(rf"sft: [5-8] of 8 episodes of {re.escape(ref)} do not replay", said)
     assert "first seen after a call of the tool 'choose' (version 1.4)" in said
     assert "all tool versions are the same" in said
     assert "environment.allow_unreplayable=[choose]" in said
-    assert len(checks(session.run.folder)[0]["different"]) == SAMPLE
+    assert len(checks(session.run.folder)[0]["different"]) > SAMPLE // 2
 
 
 def test_E16_a_tool_changed_since_the_recording_is_named_with_both_versions(
@@ -160,21 +161,57 @@ def test_episodes_without_a_call_say_nothing_and_the_next_ones_are_asked(open_se
     assert [event["episodes"] for event in checks(session.run.folder)] == [SAMPLE]
 
 
-def test_trouble_of_the_moment_is_no_difference(
-    open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+def test_trouble_of_the_moment_is_no_difference(open_session: Callable[..., Session], tmp_path: Path) -> None:
+    once = f"""self.chosen = ""
+        marker = pathlib.Path({str(tmp_path / "marker")!r})
+        if os.environ.get("PYTHONHASHSEED") == "random" and not marker.exists():
+            marker.touch()
+            raise OSError("the worker is gone")"""
+    source = SOURCE.read_text().replace("import random\n", "import os\nimport pathlib\nimport random\n")
+    (tmp_path / "once.py").write_text(source.replace('self.chosen = ""', once, 1))
+    session = open_session(f"{tmp_path / 'once.py'}:Letters")
+    check_replays(session, "sft", demonstrated(session))
+    assert (tmp_path / "marker").exists()
+    assert checks(session.run.folder)[0]["problem"] is None
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["list({str(n) for n in range(50)})", "'first' if not SEEN and not SEEN.append(1) else 'again'"],
+    ids=["order_of_a_set", "state_of_a_module"],
+)
+def test_E16_what_is_equal_in_one_process_alone_is_refused(
+    open_session: Callable[..., Session], tmp_path: Path, expression: str
 ) -> None:
-    session = open_session(f"{SOURCE}:Letters")
+    ref = written(tmp_path, "SHOWN")
+    path = Path(ref.removesuffix(":Letters"))
+    source = path.read_text().replace("{SHOWN}", "{shown()}").replace("\n\nclass Chatter", SHOWN % expression)
+    path.write_text(source)
+    session = open_session(ref)
     episodes = demonstrated(session)
-    setups = iter(range(100))
+    with pytest.raises(Unreplayable, match="do not replay"):
+        check_replays(session, "sft", episodes[1:])
 
-    def setup(self: Letters, task: Any) -> None:
-        if next(setups) == 2:
-            raise OSError("the worker is gone")
-        self.chosen = ""
 
-    monkeypatch.setattr(session.environment_class, "setup", setup)
-    check_replays(session, "sft", episodes)
-    assert next(setups) == SAMPLE + 1
+SHOWN = """
+SEEN = []
+
+
+def shown():
+    return %s
+
+
+class Chatter"""
+
+
+def test_an_environment_that_a_new_process_cannot_load_says_so(
+    open_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    source = SOURCE.read_text().replace("import random\n", "import os\nimport random\n")
+    (tmp_path / "here.py").write_text(f'{source}\n\nif os.environ.get("PYTHONHASHSEED") == "random":\n    1 / 0\n')
+    session = open_session(f"{tmp_path / 'here.py'}:Letters")
+    with pytest.raises(DeedRLError, match=r"cannot be replayed in a process of its own: .*ZeroDivisionError"):
+        check_replays(session, "sft", demonstrated(session))
 
 
 def episode(name: str, *tools: str) -> Trajectory:

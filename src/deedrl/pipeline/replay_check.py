@@ -1,4 +1,4 @@
-"""Before anything is learnt from them, a few of the episodes are replayed: what does not come again is refused."""
+"""Before anything is learnt from them, a few episodes are replayed: what does not come again is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from random import Random
 
 from deedrl.environments.environment import Environment
 from deedrl.errors import ConfigError, DeedRLError, suggest
+from deedrl.pipeline.replay_worker import replay_apart
 from deedrl.pipeline.session import Session
-from deedrl.rollouts.replay import declared_unreplayable, replay_actions
+from deedrl.rollouts.replay import declared_unreplayable
 from deedrl.rollouts.replay_report import ReplayReport
 from deedrl.seeding import stream
 from deedrl.training import processes
@@ -81,7 +82,8 @@ def _checked(session: Session, stage: str, episodes: Sequence[Trajectory]) -> Re
     if declared is not None:
         return ReplayCheck(episodes=0, steps=0, seconds=time.monotonic() - began, problem=declared)
     rng = stream(session.recipe.seed, stage, "replay")
-    reports = [_replayed(session, t, tasks[t.task_id]) for t in covering_sample(list(known.values()), SAMPLE, rng)]
+    sample = covering_sample(list(known.values()), SAMPLE, rng)
+    reports = replay_apart(session.recipe, sample, tasks) if sample else []
     different = [report for report in reports if not report.equal]
     return ReplayCheck(
         episodes=len(reports),
@@ -90,15 +92,6 @@ def _checked(session: Session, stage: str, episodes: Sequence[Trajectory]) -> Re
         different=tuple(report.describe() for report in different),
         problem=_problem(session, different, len(reports)) if different else None,
     )
-
-
-def _replayed(session: Session, trajectory: Trajectory, task: Task) -> ReplayReport:
-    """An exception may be trouble of the moment, such as a process that died; it has to come twice."""
-    allowed = session.recipe.environment.allow_unreplayable
-    report = replay_actions(trajectory, task, session.environment, unreplayable=allowed)
-    if report.difference is not None and report.difference.what == "exception":
-        report = replay_actions(trajectory, task, session.environment, unreplayable=allowed)
-    return report
 
 
 def covering_sample(episodes: Sequence[Trajectory], count: int, rng: Random) -> list[Trajectory]:
