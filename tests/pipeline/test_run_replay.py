@@ -13,7 +13,7 @@ import pytest
 from deedrl.cli.main import main
 from deedrl.config import dump_yaml, to_plain
 from deedrl.environments.loading import load_environment
-from deedrl.errors import ConfigError, StoreError
+from deedrl.errors import ConfigError, DeedRLError, StoreError
 from deedrl.pipeline import run_replay
 from deedrl.pipeline.job import recipe_limits, recipe_rubric, task_pool
 from deedrl.pipeline.recipe import recipe_from
@@ -232,6 +232,13 @@ def test_memory_does_not_grow_with_the_number_of_episodes(make_run: Callable[...
 
     few, many = peak(2), peak(12)
     assert many < few + 1_000_000
+
+
+def test_a_tool_that_ends_its_process_is_named_and_nothing_hangs(make_run: Callable[..., Path]) -> None:
+    folder = make_run()
+    change_tool(folder, "self.coins += coins", "__import__('os')._exit(3)")
+    with pytest.raises(DeedRLError, match="a process that replayed episodes ended by itself"):
+        replayed(folder, jobs=2)
 
 
 # ---------------------------------------------------------------- the command

@@ -205,3 +205,15 @@ def test_long_texts_are_shown_from_where_they_part(kit):
     one, other = shown_apart("a" * 500 + "b" * 500, "a" * 500 + "c" * 500)
     assert one == f"…'{'a' * 25}{'b' * 75}'…"
     assert other == f"…'{'a' * 25}{'c' * 75}'…"
+
+
+def test_lines_of_earlier_versions_are_read_and_replayed(kit):
+    import json
+
+    from deedrl.store import codec
+
+    plain = json.loads(codec.encode(kit.play_one()))
+    for step in plain["steps"]:
+        del step["tool_output"]["interrupted"]
+    earlier = codec.decode(json.dumps(plain).encode())
+    assert replay_actions(earlier, kit.make_task(), kit.CounterDesk).outcome == "equal"

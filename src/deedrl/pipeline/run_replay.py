@@ -276,7 +276,8 @@ class _Tally:
         counts = self.counts.setdefault(store, Counter())
         counts.update({"episodes": 1, "steps": report.compared_steps, report.outcome: 1})
         if report.stopped is not None:
-            self._reasons[report.stopped] += 1
+            # After a colon comes what one call said; there may be as many as episodes.
+            self._reasons[report.stopped.partition(": ")[0]] += 1
         if report.difference is not None:
             self.different += 1
             if len(self._differences) < KEPT_DIFFERENCES:

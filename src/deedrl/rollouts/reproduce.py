@@ -146,7 +146,7 @@ def _seen(step: Step) -> dict[str, Any]:
 def _ends(recorded: Trajectory, replayed: Trajectory, rewards: bool) -> tuple[ReplayDifference | None, str | None]:
     """The first difference of whole episodes, or why they cannot be compared."""
     if recorded.failure is not None:
-        return None, f"the recording failed ({recorded.failure.phase}: {recorded.failure.kind})"
+        return None, f"the recording failed ({recorded.failure.phase}, {recorded.failure.kind})"
     if recorded.termination is TerminationReason.TIMEOUT:
         return None, _BY_TIME
     at = len(recorded.steps)
