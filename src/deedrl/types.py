@@ -143,6 +143,8 @@ class ToolOutput(Record, frozen=True):
     ok: bool = True
     """False when the tool refused or failed in a way the model caused (bad parameter, unknown id)."""
     duration_s: float = 0.0
+    interrupted: bool = False
+    """True: the call was stopped at its time limit, so that the clock decided this result and no replay need agree."""
 
 
 class Step(Record, frozen=True):

@@ -194,7 +194,7 @@ class Episode:
             self.ending = TerminationReason.TIMEOUT
             self._slot.broken = True
             text = f"the call of '{action.tool_name}' was stopped: {timeout}"
-            return ToolOutput(text=text, ok=False, duration_s=time.perf_counter() - began)
+            return ToolOutput(text=text, ok=False, duration_s=time.perf_counter() - began, interrupted=True)
         self._step_reward = float(reward)
         if not math.isfinite(self._step_reward):
             raise EnvironmentAuthorError(f"step of {type(self._base).__name__}: expected a finite reward, got {reward}")
@@ -205,7 +205,12 @@ class Episode:
         elif truncated:
             timed_out = info.get("timed_out", False)
             self.ending = TerminationReason.TIMEOUT if timed_out else TerminationReason.STEP_LIMIT
-        return ToolOutput(text=observation, ok=bool(info.get("ok", True)), duration_s=time.perf_counter() - began)
+        return ToolOutput(
+            text=observation,
+            ok=bool(info.get("ok", True)),
+            duration_s=time.perf_counter() - began,
+            interrupted=self.ending is TerminationReason.TIMEOUT or bool(info.get("interrupted", False)),
+        )
 
     async def pass_over(self) -> ToolOutput | None:
         """Runs nothing, and notes in which state no action came: siblings may have acted in it."""
