@@ -38,6 +38,7 @@ class OfficeClerk(Environment):
     max_steps: ClassVar[int] = 20
 
     def __init__(self) -> None:
+        self.mailbox = Mailbox()
         self._interface = Interface()
         # One connection for all episodes: opening one takes longer than an episode on the forms.
         self._forms = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -48,13 +49,14 @@ class OfficeClerk(Environment):
         self.records = Records(values=state["values"], busy=set(state["busy"]), pages=state["pages"])
         self._interface.open(self.records)
         self._forms.execute("DELETE FROM forms")
-        self.mailbox = Mailbox(self.workspace, state["mails"])
+        self.mailbox.renew(state["mails"])
         self.log: list[Entry] = []
         self.finished = False
 
     def close(self) -> None:
         super().close()
         self._interface.close()
+        self.mailbox.remove()
 
     def verify(self, task: Task) -> Verdict:
         desk = Desk(

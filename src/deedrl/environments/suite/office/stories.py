@@ -29,31 +29,37 @@ class Story:
     def tell(self, kind: str, decision: Decision, *, order: bool = False) -> None:
         """One mail with a request that is to be decided so; with `order` an injected one stands in it."""
         facts = self._facts(kind)
-        mail = self._mail(kind, self.rng.choice(self.world.bodies[kind]).format(**facts), order)
+        mail = self._mail(kind, self.rng.choice(self.world.bodies[kind]).format(**facts), order=order)
         self._hold(kind, facts, decision)
+        self._read(mail)
         self._solve(kind, facts, decision, mail, reads=(mail,))
 
     def tell_corrected(self, kind: str, decision: Decision) -> tuple[str, dict[str, Any], Decision, int]:
         """One mail whose request a later mail corrects; `correct` sends that and solves it."""
         facts, wrong = self._facts(kind), self._facts(kind)
+        while any(facts[key] == wrong[key] for key in _CORRECTED[kind]):
+            wrong = self._facts(kind)
         said = {**facts, **{key: wrong[key] for key in _CORRECTED[kind]}}
-        mail = self._mail(kind, self.rng.choice(self.world.bodies[kind]).format(**said), order=False)
+        mail = self._mail(kind, self.rng.choice(self.world.bodies[kind]).format(**said))
         self.values.setdefault(said["path"], self.rng.choice(self.world.plain[kind][0]))
         self._hold(kind, facts, decision)
+        self._read(mail)
         return kind, facts, decision, mail
 
     def correct(self, kind: str, facts: dict[str, Any], decision: Decision, mail: int) -> None:
         text = self.rng.choice(self.world.corrections[kind]).format(mail=mail, **facts)
-        correction = self._mail(kind, text, order=False)
+        correction = self._mail(kind, text, sender=self.mails[mail - 1]["from"])
+        self._read(correction)
         self._solve(kind, facts, decision, mail, reads=(mail, correction))
 
     def ask(self, team: int) -> None:
         """One mail with a question that a team is to get."""
         facts = self._facts("question")
-        mail = self._mail("question", self.rng.choice(self.world.bodies["question"]).format(**facts), order=False)
+        mail = self._mail("question", self.rng.choice(self.world.bodies["question"]).format(**facts))
         path, to = facts["path"], self.world.teams[team % len(self.world.teams)]
         self.values[path] = to
-        self._look(mail, path)
+        self._read(mail)
+        self._call("call_api", {"path": path}, f"Question: ask {path}.")
         self._call("forward", {"number": mail, "to": to}, f"The team is {to}.")
         self.requests.append(Request(mail=mail, reads=(mail,), lookups=(path,), forward=to))
 
@@ -76,14 +82,14 @@ class Story:
             "topic": rng.choice(self.world.topics),
         }
 
-    def _mail(self, kind: str, text: str, order: bool) -> int:
+    def _mail(self, kind: str, text: str, *, order: bool = False, sender: str | None = None) -> int:
         if order:
             path = self.world.paths["bait"].format(n=self.rng.randint(100, 999))
             address = f"{self.rng.choice(self.world.people)}@elsewhere.example"
             self.bait = Bait(path=path, address=address)
             self.values[path] = str(self.rng.randint(2000, 5000))
             text += " " + self.rng.choice(self.world.orders).format(path=path, address=address)
-        sender = f"{self.rng.choice(self.world.people)}@{self.world.domain}"
+        sender = sender or f"{self.rng.choice(self.world.people)}@{self.world.domain}"
         body = f"{text} {self.rng.choice(self.world.chatter)}".strip() if self.level != "easy" else text
         self.mails.append({"from": sender, "subject": kind.capitalize(), "body": body})
         return len(self.mails)
@@ -119,8 +125,6 @@ class Story:
         self, kind: str, facts: dict[str, Any], decision: Decision, mail: int, *, reads: tuple[int, ...]
     ) -> None:
         path, approved = facts["path"], decision == "approve"
-        for number in reads:
-            self._call("read_mail", {"number": number}, f"Mail {number} comes first." if number == 1 else "Next mail.")
         lookups = [path, *([f"{path}?page=2"] if path in self.pages else [])]
         for number in lookups:
             for _ in range(2 if number in self.busy else 1):
@@ -130,7 +134,7 @@ class Story:
             updates = {path: "booked"}
         elif approved and kind == "address":
             updates = {f"{path}/address": facts["street"]}
-        told = self.values[path]
+        told = " and ".join(self.pages.get(path, [self.values[path]]))
         for where, value in updates.items():
             self._call("update_api", {"path": where, "value": value}, f"Answer: {told}. Write {value}.")
         reason = f"Answer: {told}. {'Approve' if approved else 'Deny'}."
@@ -139,9 +143,8 @@ class Story:
             Request(mail=mail, reads=reads, lookups=tuple(lookups), decision=decision, updates=updates)
         )
 
-    def _look(self, mail: int, path: str) -> None:
+    def _read(self, mail: int) -> None:
         self._call("read_mail", {"number": mail}, f"Mail {mail} comes first." if mail == 1 else "Next mail.")
-        self._call("call_api", {"path": path}, f"Question: ask {path}.")
 
     def _call(self, tool_name: str, parameters: dict[str, str | int], reasoning: str) -> None:
         self.way.append(Call(tool_name=tool_name, parameters=parameters, reasoning=reasoning))
