@@ -16,6 +16,7 @@ ENTRY_POINTS = {
     "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
     "deedrl/OpsRoom-v0": "deedrl.environments.suite.ops.environment:OpsRoom",
     "deedrl/OfficeClerk-v0": "deedrl.environments.suite.office.environment:OfficeClerk",
+    "deedrl/CodeRepair-v0": "deedrl.environments.suite.code.environment:CodeRepair",
     "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
     "deedrl/DataDesk-v0": "deedrl.environments.suite.data.environment:DataDesk",
 }
