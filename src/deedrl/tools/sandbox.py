@@ -87,7 +87,8 @@ def isolated(command: Sequence[str], folder: Path, *, network: bool = False, rea
     arguments += ["--share-net"] if network else []
     for path in dict.fromkeys(visible):
         arguments += ["--ro-bind-try", str(path), str(path)]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--bind", str(folder), INSIDE, "--chdir", INSIDE]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--bind", str(folder), INSIDE, "--remount-ro", "/"]
+    arguments += ["--chdir", INSIDE]
     return [*arguments, *command]
 
 

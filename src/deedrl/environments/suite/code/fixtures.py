@@ -22,14 +22,16 @@ CHEATS = {
 
 
 def demonstrate(task: Task) -> list[Action]:
-    """Reads each file, replaces the lines that differ from the right program and hands it in."""
+    """Reads each file (and its tests, where nothing else says what is right), replaces the wrong lines, hands it in."""
     fixes = read_goal(task).fixes
     if not fixes:
         return []
     actions = []
     for path in dict.fromkeys(fix.path for fix in fixes):
-        actions.append(_read(path))
-        actions += [_replace(fix) for fix in fixes if fix.path == path]
+        here = [fix for fix in fixes if fix.path == path]
+        looks = dict.fromkeys(fix.look for fix in here if fix.look)
+        actions += [_read(path), *(_act("read_file", "What do its tests want?", path=test) for test in looks)]
+        actions += [_replace(fix) for fix in here]
     return [*actions, _submit()]
 
 

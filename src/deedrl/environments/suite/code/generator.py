@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from deedrl.environments.dealing import DIFFICULTIES, deal_tasks
+from deedrl.environments.suite.code.fixtures import demonstrate
 from deedrl.environments.suite.code.goal import Fix, Goal
-from deedrl.environments.suite.code.pieces import KIND_OUTCOMES, VISIBLE, Piece, draw_piece, outcome_of
+from deedrl.environments.suite.code.pieces import KIND_OUTCOMES, VISIBLE, Piece, draw_piece
 from deedrl.environments.suite.code.worlds import KNOWN, UNSEEN, World
 from deedrl.types import Split, Task
 
@@ -44,8 +45,7 @@ def _draw(family: str, level: str, outcome: str, split: Split, rng: Random) -> T
         family=family,
         split=split,
     )
-    paths = {fix.path for fix in goal.fixes}
-    return msgspec.structs.replace(task, shortest_steps=len(paths) + len(goal.fixes) + 1)
+    return msgspec.structs.replace(task, shortest_steps=len(demonstrate(task)))
 
 
 @dataclass
@@ -80,8 +80,11 @@ class _Program:
             if at >= 0:
                 piece = pieces[path][at]
                 line = lines.index(piece.wrong, lines.index(piece.right[0])) + 1
-                fix = Fix(path=path, line=line, text=piece.right[piece.line].strip(), reasoning=piece.reasoning)
-                fixes.append(fix)
+                reason, look = f"It says: {piece.text}.", ""
+                if self.level == "hard":
+                    reason, look = f"The tests want: {piece.text}.", f"test_{path}"
+                text = piece.right[-1].strip()
+                fixes.append(Fix(path=path, line=line, text=text, reasoning=reason, look=look))
         hidden = self._test_texts(pieces)
         prompt = self.rng.choice(self.world.broken).format(path=" and ".join(self.paths))
         return prompt, Goal(hidden=hidden, fixes=tuple(fixes))
@@ -156,7 +159,7 @@ def _test(name: str, piece: Piece, calls: Sequence[tuple[Any, ...]], prefix: str
     """A test function; results are compared with their type, so that no object can claim to be equal."""
     lines = [f"\n\ndef test_{prefix}{name}():"]
     for call in dict.fromkeys(calls):
-        value = outcome_of(piece.right, piece.name, call)
+        value = piece.value(*call)
         lines.append(
             f"    assert {name}({', '.join(map(repr, call))}) {'is' if isinstance(value, bool) else '=='} {value!r}"
         )

@@ -16,6 +16,8 @@ class Fix(Record, frozen=True, kw_only=True):
     """From 1."""
     text: str
     reasoning: str = ""
+    look: str = ""
+    """A test that has to be read to know it."""
 
 
 class Goal(Record, frozen=True, kw_only=True):

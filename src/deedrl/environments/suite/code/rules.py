@@ -23,12 +23,24 @@ ALLOWED_METHODS = frozenset({"__init__", "__repr__"})
 
 
 def complaints(source: str, own_modules: Collection[str] = ()) -> list[str]:
-    """What in a program is not allowed, in words; empty if all is. `own_modules`: the task's other files."""
+    """What in a program is not allowed, in words; empty if all is, and for what is no Python.
+
+    `own_modules`: the task's other files.
+    """
+    tree = parsed(source)
+    return (
+        []
+        if tree is None
+        else list(dict.fromkeys(text for node in ast.walk(tree) for text in _of_node(node, own_modules)))
+    )
+
+
+def parsed(source: str) -> ast.Module | None:
+    """The program's syntax tree; None if it is no Python."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return [f"no Python: {getattr(error, 'msg', error)}"]
-    return list(dict.fromkeys(text for node in ast.walk(tree) for text in _of_node(node, own_modules)))
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _of_node(node: ast.AST, own_modules: Collection[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from deedrl.environments.suite.code.goal import Goal
-from deedrl.environments.suite.code.rules import complaints
+from deedrl.environments.suite.code.rules import complaints, parsed
 from deedrl.environments.suite.code.runner import TestRun, TestRunner
 from deedrl.types import Verdict
 
@@ -33,12 +33,16 @@ def run_tests(runner: TestRunner, files: Mapping[str, str], tests: Mapping[str, 
 
 def named_as_asked(files: Mapping[str, str], goal: Goal) -> bool:
     """Whether every name that must be defined is, and no name that must be gone is left."""
+    trees = {path: parsed(source) for path, source in files.items()}
     for path, names in goal.present.items():
-        defined = {node.name for node in ast.parse(files[path]).body if isinstance(node, ast.FunctionDef)}
-        if not set(names) <= defined:
+        tree = trees[path]
+        if tree is None or not set(names) <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
             return False
-    used = {path: _names(ast.parse(files[path])) for path in goal.absent}
-    return not any(set(names) & used[path] for path, names in goal.absent.items())
+    for path, names in goal.absent.items():
+        tree = trees[path]
+        if tree is None or set(names) & _names(tree):
+            return False
+    return True
 
 
 def _names(tree: ast.AST) -> set[str]:
@@ -70,11 +74,20 @@ def judge(
     forbidden = not_allowed(files)
     violations = ((BLIND,) if _blind(log) else ()) + ((NOT_ALLOWED,) if forbidden else ())
     sound = changed and not violations and named_as_asked(files, goal)
-    shown = sound and run_tests(runner, files, tests).ok
-    exact = shown and submitted and run_tests(runner, files, {HIDDEN_FILE: goal.hidden}).ok
+    hidden = {HIDDEN_FILE: goal.hidden} if submitted else {}
+    result = run_tests(runner, files, {**tests, **hidden}) if sound else TestRun()
+    shown = _shown_pass(result)
+    exact = submitted and result.ok
     milestones = {"read_the_program": needed <= read, "shown_tests_pass": shown, "exact": exact}
     progress = 1.0 if exact else round(0.2 * (needed <= read) + 0.4 * shown, 2)
     return Verdict(solved=exact, progress=0.0 if violations else progress, milestones=milestones, violations=violations)
+
+
+def _shown_pass(result: TestRun) -> bool:
+    """Whether all tests but the hidden ones passed."""
+    failed = [name for name, _ in result.failed if not name.startswith("test_hidden")]
+    passed = [name for name in result.passed if not name.startswith("test_hidden")]
+    return result.stopped is None and bool(passed) and not failed
 
 
 def _blind(log: Sequence[tuple[str, str]]) -> bool:
