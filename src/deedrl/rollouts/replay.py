@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from deedrl.environments.environment import Environment
+from deedrl.environments.noise import Noise, with_noise
 from deedrl.errors import StoreError
 from deedrl.rollouts.episode import environment_seed
 from deedrl.rollouts.slot import AnyEnvironment, EnvironmentSource
@@ -66,12 +67,12 @@ def replay_actions(trajectory: Trajectory, task: Task, environment: Callable[[],
             f"episode '{trajectory.episode_id}' was recorded on task '{trajectory.task_id}', got task '{task.id}'; "
             "replay with the task of the recording"
         )
-    wrapped = EnvironmentSource(environment).make()
+    wrapped = with_noise(EnvironmentSource(environment).make(), Noise.from_levels(trajectory.provenance.noise))
     base = wrapped.unwrapped
     assert isinstance(base, Environment)
     try:
         wrapped.reset(seed=environment_seed(trajectory.provenance.seed), options={"task": task})
-        versions = base.toolbox.versions()
+        versions = wrapped.get_wrapper_attr("toolbox").versions()
         compared, difference = 0, None
         for step in comparable_steps(trajectory):
             ended = step is trajectory.steps[-1] and trajectory.termination in _ENDED_BY_ENVIRONMENT
