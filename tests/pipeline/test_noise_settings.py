@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from deedrl.environments.noise import Noise
+from deedrl.environments.suite.support.environment import SupportDesk
 from deedrl.errors import ConfigError
+from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.noise_settings import NoiseSettings, chosen_noise
 from deedrl.pipeline.recipe import config_hash, recipe_from
+from deedrl.policies.scripted import ScriptedPolicy
+from deedrl.rollouts.episode import EpisodeSpec
+from deedrl.rollouts.prompting import PromptVariant
+from deedrl.rollouts.runner import run_episodes_sync
 
 PLAIN = {"name": "n", "stages": [{"stage": "baseline"}, {"stage": "grpo"}, {"stage": "evaluate"}]}
 
@@ -50,3 +56,20 @@ def test_noise_is_part_of_the_config_hash():
 
 def test_settings_name_every_kind():
     assert set(NoiseSettings.__struct_fields__) - {"level"} == set(Noise.__struct_fields__)
+
+
+def test_what_was_played_under_noise_is_taught_under_the_prompt_it_was_played_with():
+    noise, shown = Noise.at(1.0), {}
+
+    def script(request):
+        shown[request.episode_id] = request.messages[0].content
+        return ""
+
+    tasks = {task.id: task for task in SupportDesk.generate_tasks("train", 8, 0)}
+    specs = [EpisodeSpec(task=task, episode_id=name, seed=5, noise=noise) for name, task in tasks.items()]
+    played = run_episodes_sync(specs, environment=SupportDesk, policy=ScriptedPolicy(script), rubric=None)
+    for trajectory in played:
+        recorded = Noise.from_levels(trajectory.provenance.noise)
+        taught = task_system_prompt(SupportDesk, tasks[trajectory.task_id], PromptVariant(), recorded)
+        assert taught == shown[trajectory.episode_id]
+    assert len({prompt.count("\n- ") for prompt in shown.values()}) > 1

@@ -1,9 +1,10 @@
-"""TextWorld's text adventures as an environment. Needs the package ``textworld``, which is no dependency."""
+"""TextWorld's text adventures as an environment. Needs the package ``textworld``, which comes with the extra ``textworld``."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,8 @@ from deedrl.errors import ConfigError, ToolError
 from deedrl.tools.tool import tool
 from deedrl.types import Action, Split, Task, Verdict
 
+_COMMAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ,'-]{0,79}")
+_ABOUT_THE_PROGRAM = frozenset({"q", "quit", "restart", "restore", "save", "script", "transcript", "undo", "unscript"})
 _END_OF_GAME = "The game is over."
 
 
@@ -49,8 +52,11 @@ class TextWorldGames(Environment):
         Args:
             command: words the game understands
         """
-        if not command.strip() or "\n" in command:
-            raise ToolError("expected one command on one line, e.g. 'look'")
+        # The interpreter, which is written in C, never comes back from a line of other letters or a very long one.
+        if _COMMAND.fullmatch(command) is None:
+            raise ToolError("expected one command of at most 80 plain letters, digits and spaces, e.g. 'go east'")
+        if command.split()[0].lower() in _ABOUT_THE_PROGRAM:
+            raise ToolError(f"'{command}' is for the program and not for the game; play on, e.g. with 'look'")
         answer, self.score, self.over, self.infos = self.playing.step(command)
         self.commands.append(command)
         text = " ".join(answer.partition("\n>")[0].split())
@@ -106,7 +112,7 @@ def open_game(path: Path) -> Any:
         textworld = importlib.import_module("textworld")
         games = importlib.import_module("textworld.gym")
     except ImportError as error:
-        raise ConfigError(f"{path}: needs the package textworld ({error}); pip install textworld") from error
+        raise ConfigError(f"{path}: needs the package textworld ({error}); pip install 'deedrl[textworld]'") from error
     wanted = textworld.EnvInfos(won=True, max_score=True, policy_commands=True, objective=True)
     # Without a limit of its own: the episode's counts.
     return games.make(games.register_game(str(path), wanted, max_episode_steps=10**6))

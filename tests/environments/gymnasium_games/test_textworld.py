@@ -53,6 +53,26 @@ def test_the_walkthrough_wins_and_a_split_is_a_folder(castle):
 
 
 @needs_textworld
+@pytest.mark.parametrize("command", ["", " ", "x" * 81, "go\neast", "öffne", "\x01", "save\\"])
+def test_what_hangs_or_breaks_the_interpreter_is_refused(castle, command):
+    environment = castle()
+    environment.reset(options={"task": castle.generate_tasks("test", 1, 0)[0]})
+    answer, *_, info = environment.step({"tool_name": "type_command", "parameters": {"command": command}})
+    environment.close()
+    assert (info["ok"], "one command of at most 80" in answer) == (False, True)
+
+
+@needs_textworld
+@pytest.mark.parametrize("command", ["save", "QUIT", "restore x"])
+def test_commands_for_the_program_are_refused(castle, command):
+    environment = castle()
+    environment.reset(options={"task": castle.generate_tasks("test", 1, 0)[0]})
+    answer, *_, info = environment.step({"tool_name": "type_command", "parameters": {"command": command}})
+    environment.close()
+    assert (info["ok"], "for the program" in answer) == (False, True)
+
+
+@needs_textworld
 def test_another_file_under_the_tasks_name_is_refused(castle):
     (task,) = castle.generate_tasks("test", 1, 0)
     state = {**task.initial_state, "sha256": "0"}
@@ -67,5 +87,5 @@ def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path):
 
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.z8").write_bytes(b"game")
-    with pytest.raises(ConfigError, match="pip install textworld"):
+    with pytest.raises(ConfigError, match=r"pip install 'deedrl\[textworld\]'"):
         Castle.generate_tasks("train", 1, 0)
