@@ -65,6 +65,7 @@ BOUNDARIES = {
     "deedrl.policies.local.policy",  # what happens in the engine is handed to every episode that waits for a turn
     "deedrl.rollouts.calls",  # what happens in a tool's thread is handed to the waiting coroutine
     "deedrl.rollouts.episode",  # trouble becomes a recorded failure of the episode
+    "deedrl.rollouts.replay",  # an environment that raises has left the recording
     "deedrl.rollouts.slot",  # an environment that cannot be closed is reported and left behind
     "deedrl.tracking.tracker",  # a tracker never ends a run
 }

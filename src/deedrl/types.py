@@ -145,6 +145,8 @@ class ToolOutput(Record, frozen=True):
     duration_s: float = 0.0
     by_noise: bool = False
     """True: injected noise took this step, so that the call had to be made again; figures leave it out."""
+    interrupted: bool = False
+    """True: the call was stopped at its time limit, so that the clock decided this result and no replay need agree."""
 
 
 class Step(Record, frozen=True):

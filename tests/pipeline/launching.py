@@ -20,8 +20,9 @@ LIMIT_S = 900.0
 
 
 def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """DeedRL in `count` processes, with `calm_adamw`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    command += ["-m", "deedrl", *map(str, arguments)]
+    command += [str(Path(__file__).with_name("calm.py")), *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 

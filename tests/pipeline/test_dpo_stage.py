@@ -41,6 +41,7 @@ DPO: dict[str, Any] = {
     "steps": STEPS,
     "pairs_per_step": 4,
     "learning_rate": 1e-3,
+    "sft_coefficient": 1.0,  # pairs alone make what is chosen less likely too, on some processors at once
     "schedule": "constant",
     "held_out_share": 0.2,
     "validate_every": 4,

@@ -120,7 +120,7 @@ def test_B09_a_positive_over_the_limit_is_left_out_whole_and_said(
             completion = Completion(text=text)
             step = Step(index=0, observation="Take A.", completion=completion, action=Action(tool_name="choose"))
             store.append(Trajectory(episode_id=name, task_id=task, steps=(step,)))
-        samples = sft_samples(session)
+        samples = sft_samples(session, "sft")
     assert [sample.episode_id for sample in samples] == ["short"]
     assert warnings.texts == [
         "1 of 2 positives are longer than 400 tokens and are left out; "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from calm import calm_adamw
 from launching import compare_checkpoints, compare_episodes, compare_figures, tolerance, torchrun
 from msgspec.structs import asdict
 from playing import play
@@ -33,8 +35,9 @@ STAGES = [RANKS, RANKS | TURNS, GRPO | SHARED | {"steps": 2, "tasks_per_step": 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread(one_thread: None) -> None:
-    pass
+def _calm(one_thread: None) -> Iterator[None]:
+    with calm_adamw():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calm import calm_adamw
 from launching import compare_checkpoints, tolerance, torchrun
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -55,8 +57,9 @@ STAGES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread(one_thread: None) -> None:
-    pass
+def _calm(one_thread: None) -> Iterator[None]:
+    with calm_adamw():
+        yield
 
 
 def in_shards(data: dict[str, Any], recipe: Path, out: Path) -> None:

@@ -13,6 +13,7 @@ from deedrl.rollouts.demonstration import demonstration_policy
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.limits import Limits
 from deedrl.rollouts.replay import replay_actions
+from deedrl.rollouts.reproduce import replay_completions, replay_frozen
 from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.types import TerminationReason
 
@@ -49,6 +50,14 @@ def test_a_recording_says_its_noise_and_is_played_again_bit_equal(noisy):
     for trajectory in noisy:
         assert trajectory.provenance.noise == ALL.levels()
         assert replay_actions(trajectory, TASKS[trajectory.task_id], SupportDesk).equal
+
+
+def test_recorded_completions_and_recorded_outputs_are_played_again_bit_equal(noisy):
+    limits, rubric = Limits(), default_rubric()
+    again = replay_completions(noisy, TASKS, SupportDesk, limits=limits, rubric=rubric)
+    frozen = replay_frozen(noisy, TASKS, SupportDesk, limits=limits, rubric=rubric)
+    assert [report.equal for report in again] == [True] * len(TASKS)
+    assert [report.equal for report in frozen] == [True] * len(TASKS)
 
 
 def test_a_recording_played_again_without_its_noise_differs(noisy):

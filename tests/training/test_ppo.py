@@ -152,8 +152,8 @@ def test_values_go_back_to_their_episodes_whatever_the_packing(kit):
     alone = [recorded_values(learner, episodes_of([trajectory]), 99) for trajectory in trajectories]
     for values, ends in (together, apart):
         for i, ([one], [end]) in enumerate(alone):
-            assert values[i] == pytest.approx(one, abs=1e-5)
-            assert ends[i] == (None if end is None else pytest.approx(end, abs=1e-5))
+            assert values[i] == pytest.approx(one, abs=1e-4)
+            assert ends[i] == (None if end is None else pytest.approx(end, abs=1e-4))
     assert [end is None for end in together[1]] == [True, True, True, False, True]
 
 

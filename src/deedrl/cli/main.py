@@ -19,6 +19,7 @@ from deedrl.cli.bench import bench
 from deedrl.cli.export import export
 from deedrl.cli.label import label
 from deedrl.cli.plan import plan
+from deedrl.cli.replay import replay
 from deedrl.cli.report import report
 from deedrl.cli.reward_model import reward_model
 from deedrl.cli.run import run
@@ -88,6 +89,7 @@ def _register() -> None:
         app.command(name, help=help_text)(stage.stage_command(kinds, help_text))
     app.command("plan")(plan)
     app.command("report")(report)
+    app.command("replay")(replay)
     app.command("export")(export)
     app.command("label")(label)
     app.add_typer(reward_model, name="reward-model")

@@ -15,7 +15,7 @@ from deedrl.environments.contract import checked_verdict
 from deedrl.environments.copies import private_copy
 from deedrl.environments.spaces import AnyText
 from deedrl.errors import EnvironmentAuthorError, TaskError, ToolError
-from deedrl.tools.limits import ToolInterrupted
+from deedrl.tools.limits import ToolInterrupted, ToolTimeout
 from deedrl.tools.text import to_text
 from deedrl.tools.tool import Tool
 from deedrl.tools.toolbox import Toolbox
@@ -172,15 +172,18 @@ class Environment(gymnasium.Env[str, Any]):
         What the model did wrong (no action, unknown tool, wrong parameter, `ToolError`) becomes the observation
         with ``info["ok"]`` False and still counts as a step; so does a call that was interrupted at its limit. The
         reward is 1.0 when the episode terminates solved, else 0.0. ``info["ended_by"]`` names the tool that ended
-        the episode; ``info["verdict"]`` is there only when terminated. Any other exception from a tool passes
+        the episode; ``info["verdict"]`` is there only when terminated, and ``info["interrupted"]`` when a limit of
+        time ended the call. Any other exception from a tool passes
         through as `ToolCrash`.
         """
         episode = self._running("step()")
         if episode.over:
             raise gymnasium.error.ResetNeeded("step() after the end of the episode; call reset() first")
         episode.steps += 1
-        observation, used = _run_action(read_action(action, episode.toolbox.schemas()), episode.toolbox)
+        observation, used, interrupted = _run_action(read_action(action, episode.toolbox.schemas()), episode.toolbox)
         info: dict[str, Any] = {"ok": used is not None, "ended_by": None}
+        if interrupted:
+            info["interrupted"] = True
         verdict = None
         if used is not None and used.ends_episode:
             info["ended_by"], verdict = used.name, self.current_verdict()
@@ -293,17 +296,17 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None]:
-    """The observation, and the tool if it ran and succeeded."""
+def _run_action(action: Action, toolbox: Toolbox) -> tuple[str, Tool | None, bool]:
+    """The observation, the tool if it ran and succeeded, and whether a limit of time ended the call."""
     if action.error is not None or action.tool_name is None:
-        return to_text(action.error or "no tool was called; expected tool_name and parameters"), None
+        return to_text(action.error or "no tool was called; expected tool_name and parameters"), None, False
     try:
         used = toolbox.find(action.tool_name)
-        return used.call(action.parameters), used
+        return used.call(action.parameters), used, False
     except ToolError as error:
-        return to_text(str(error) or f"{action.tool_name} refused the call"), None
+        return to_text(str(error) or f"{action.tool_name} refused the call"), None, isinstance(error, ToolTimeout)
     except ToolInterrupted:
-        return f"{action.tool_name} did not finish in time and was stopped", None
+        return f"{action.tool_name} did not finish in time and was stopped", None, True
 
 
 def _check_class_values(cls: type[Environment]) -> None:

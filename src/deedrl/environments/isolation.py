@@ -109,6 +109,8 @@ class ProcessEnvironment(Environment):
             told = f"{read.tool_name} did not finish within {limit_s:g} s; the episode had to be ended"
             return told, 0.0, False, True, {"ok": False, "ended_by": None, "timed_out": True}
         info: dict[str, Any] = {"ok": reply.ok, "ended_by": reply.ended_by}
+        if reply.interrupted:
+            info["interrupted"] = True
         if reply.verdict is not None:
             info["verdict"] = reply.verdict
         solved = reply.verdict is not None and self._checked(reply.verdict).solved

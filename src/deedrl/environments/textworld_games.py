@@ -1,4 +1,4 @@
-"""TextWorld's text adventures as an environment. Needs the package ``textworld``, which comes with the extra ``textworld``."""
+"""TextWorld's text adventures as an environment; needs the extra ``textworld``."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ class Reply(Record, frozen=True):
     truncated: bool = False
     ok: bool = True
     ended_by: str | None = None
+    interrupted: bool = False
     verdict: Verdict | None = None
     task: Task | None = None
     actions: tuple[Action, ...] = ()
@@ -117,6 +118,7 @@ def _run(environment: Environment, request: Request) -> Reply:
                 truncated=truncated,
                 ok=info["ok"],
                 ended_by=info["ended_by"],
+                interrupted=info.get("interrupted", False),
                 verdict=info.get("verdict"),
             )
         case "verdict":

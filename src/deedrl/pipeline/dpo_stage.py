@@ -14,7 +14,7 @@ from deedrl.pipeline.alarms import displacement_alarm
 from deedrl.pipeline.checkpoint import Checkpoint
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.online import warn
-from deedrl.pipeline.preference_data import PreferenceData, PreferenceReport, preference_data
+from deedrl.pipeline.preference_data import PreferenceData, PreferenceReport, check_learnt, preference_data
 from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.validation import Validations, keep_best, validated
@@ -42,6 +42,7 @@ def dpo_stage(session: Session, stage: Dpo) -> dict[str, float]:
     checkpoints = session.checkpoints(stage.title)
     saved = checkpoints.latest()
     data = preference_data(session, stage, begun=saved is not None)
+    check_learnt(session, stage, data.episodes.keys())
     session.rest_policies()
     learner = Learner(session.loaded)
     episodes = _with_reference(session, stage, learner, data, saved)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from deedrl.environments.contract import checked_tasks
+from deedrl.environments.contract import checked_tasks, own_rubric
 from deedrl.environments.environment import Environment
 from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.noise import Noise, noisy_tools
 from deedrl.errors import EnvironmentAuthorError, TaskError
 from deedrl.pipeline.recipe import Recipe
+from deedrl.rewards.rubric import Rubric, default_rubric
 from deedrl.rollouts.limits import Limits
 from deedrl.rollouts.prompting import PromptVariant, system_prompt
 from deedrl.seeding import derive_seed
@@ -56,6 +57,25 @@ def _read(recipe: Recipe, cls: type[Environment], split: Split) -> TaskPool:
         except EnvironmentAuthorError as error:
             raise TaskError(f"{path}: {error}; name tools of {recipe.environment.ref}") from error
     return pool
+
+
+def split_sizes(recipe: Recipe) -> dict[Split, int]:
+    """How many tasks of each split are generated, of those that the recipe has."""
+    tasks = recipe.tasks
+    counts: dict[Split, int] = {
+        "train": tasks.train,
+        "validation": tasks.validation,
+        "test": tasks.test,
+        "test_unseen": tasks.test_unseen,
+    }
+    return {split: count for split, count in counts.items() if count or split in tasks.files}
+
+
+def recipe_rubric(recipe: Recipe, cls: type[Environment]) -> Rubric:
+    """What episodes are played under: the environment's rubric with the recipe's weights, without reward models."""
+    rubric = own_rubric(cls) or default_rubric()
+    weights = {name: weight for name, weight in recipe.rubric.items() if name not in recipe.learned_terms}
+    return rubric.reweighted(weights) if weights else rubric
 
 
 def recipe_prompt(recipe: Recipe) -> PromptVariant:

@@ -18,9 +18,11 @@ from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.online import shuffled_tasks
 from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.rendering import rendered_sample
+from deedrl.pipeline.replay_check import check_replays
 from deedrl.pipeline.run import replace_text
 from deedrl.pipeline.session import Session
 from deedrl.policies.local.attention import context_limit
+from deedrl.seeding import stream
 from deedrl.training.preference_cleaning import Cleaned, LengthReport, clean, length_report, split_by_task
 from deedrl.training.preferences import Candidate, CandidateCounts, PreferencePair, candidates, pairs_from
 from deedrl.training.samples import TrainingSample, samples_from
@@ -28,6 +30,10 @@ from deedrl.types import Record, Trajectory
 
 REPORT, HAND_CHECK = "preferences.json", "hand-check.md"
 """Files in the run's folder ``preferences/<stage>``."""
+
+
+REPLAY_CANDIDATES = 64
+"""Episodes from which those to be replayed are chosen."""
 
 
 class PreferenceReport(Record, frozen=True):
@@ -179,6 +185,16 @@ def stored_episodes(
             read[name] += 1
             if wanted is None or trajectory.episode_id in wanted:
                 yield trajectory
+
+
+def check_learnt(session: Session, stage: PairSettings, names: Collection[str]) -> None:
+    """Replays a sample of the stored episodes called `names`, which the stage is about to learn from."""
+    if stage.title in session.replay_checked:
+        return
+    some = stream(session.recipe.seed, stage.title, "replay-candidates").sample(
+        sorted(names), min(len(names), REPLAY_CANDIDATES)
+    )
+    check_replays(session, stage.title, stored_episodes(session, stage, Counter(), set(some)))
 
 
 def samples_under_own_prompt(session: Session) -> Callable[[Trajectory], list[TrainingSample]]:

@@ -113,6 +113,9 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True):
     """Where tools run; a process can be killed when it hangs, a thread is cheaper."""
     noise: NoiseSetting = 0.0
     """How unreliable tools are: a level from 0 (not at all) to 1, or a mapping with levels of single kinds."""
+    allow_unreplayable: tuple[str, ...] = ()
+    """Names of tools whose results need not come again when stored episodes are replayed before training, or `ref`, for
+    an environment that is not to be asked; see docs/replay.md."""
 
 
 class TaskSettings(Settings, frozen=True, kw_only=True):
@@ -385,9 +388,11 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def config_hash(recipe: Recipe) -> str:
     """SHA-256 (64 hex digits) of all fields that can change results; name, trackers, checkpoint rhythm and shards
-    cannot, and the device no more than the number of processes: by rounding."""
+    cannot, nor can what is let through, and the device no more than the number of processes: by rounding."""
     data = to_plain(recipe)
     data["model"] = {key: value for key, value in data["model"].items() if key != "device"}
+    # A run that was stopped for it goes on once it is allowed.
+    data["environment"] = {key: value for key, value in data["environment"].items() if key != "allow_unreplayable"}
     return fingerprint({key: value for key, value in data.items() if key not in _LOCATION_FIELDS})
 
 

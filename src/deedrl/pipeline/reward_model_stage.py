@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from deedrl.errors import DeedRLError
 from deedrl.pipeline.alarms import agreement_alarm, keeps_falling
 from deedrl.pipeline.online import warn
-from deedrl.pipeline.preference_data import play
+from deedrl.pipeline.preference_data import check_learnt, play
 from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.reward_model_data import (
     RewardData,
@@ -87,7 +87,9 @@ def learn_version(
     old = () if before is None else before.calibration
     # One process reads: people may label while it does.
     data = processes.from_first(lambda: _data(session, stage, files, version, old))
-    episodes = tokens_of(session, stage, named_episodes((*data.comparisons, *data.turns, *data.held_out)))
+    named = named_episodes((*data.comparisons, *data.turns, *data.held_out))
+    check_learnt(session, stage, named)
+    episodes = tokens_of(session, stage, named)
     calibration = (*old, calibration_set(data.held_out, episodes))
     session.rest_policies()
     title = stage.title if before is None else f"{stage.title}-v{version}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from deedrl.environments.contract import own_rubric
 from deedrl.environments.environment import Environment
 from deedrl.environments.loading import load_environment
 from deedrl.errors import CheckpointError, ConfigError
@@ -20,7 +19,14 @@ from deedrl.pipeline.alarms import mute_alarm, timeout_alarm
 from deedrl.pipeline.bounds import training_findings
 from deedrl.pipeline.checkpoint import CheckpointFolder
 from deedrl.pipeline.context import Bar, StageContext
-from deedrl.pipeline.job import environment_maker, recipe_limits, recipe_prompt, task_pool
+from deedrl.pipeline.job import (
+    environment_maker,
+    recipe_limits,
+    recipe_prompt,
+    recipe_rubric,
+    split_sizes,
+    task_pool,
+)
 from deedrl.pipeline.noise_settings import NoiseSetting, chosen_noise
 from deedrl.pipeline.rendering import check_room
 from deedrl.policies.local.device import chosen_device
@@ -28,7 +34,7 @@ from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, 
 from deedrl.policies.local.policy import LocalPolicy
 from deedrl.policies.policy import Policy
 from deedrl.rewards.lint import lint_rubric
-from deedrl.rewards.rubric import Rubric, default_rubric
+from deedrl.rewards.rubric import Rubric
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.failures import FailurePolicy
 from deedrl.rollouts.limits import Limits
@@ -57,6 +63,8 @@ class Session:
         self._trained = trained
         self._stores: dict[str, TrajectoryStore] = {}
         self._earlier: dict[str, set[str]] = {}
+        self.replay_checked: set[str] = set()
+        """Stages of whose episodes a sample was replayed; see `replay_check`."""
         self.reward_models: dict[Path, PlacedRewardModel] = {}
         """Reward models beside the policy's adapter, by the folder they were saved in; see `learned_terms`."""
         finished = [self.run.finished(stage.title) for stage in self.recipe.stages]
@@ -76,21 +84,13 @@ class Session:
     @cached_property
     def rubric(self) -> Rubric:
         """What episodes are played under; `with_learned_terms` adds the reward models."""
-        rubric = own_rubric(self.environment_class) or default_rubric()
-        weights = {name: w for name, w in self.recipe.rubric.items() if name not in self.recipe.learned_terms}
-        return rubric.reweighted(weights) if weights else rubric
+        return recipe_rubric(self.recipe, self.environment_class)
 
     @cached_property
     def pools(self) -> dict[Split, TaskPool]:
         """Tasks of every split the recipe has; no two splits share content (case F22)."""
-        counts: dict[Split, int] = {
-            "train": self.recipe.tasks.train,
-            "validation": self.recipe.tasks.validation,
-            "test": self.recipe.tasks.test,
-            "test_unseen": self.recipe.tasks.test_unseen,
-        }
-        cls, files = self.environment_class, self.recipe.tasks.files
-        pools = {s: task_pool(self.recipe, cls, s, n) for s, n in counts.items() if n or s in files}
+        sizes, cls = split_sizes(self.recipe), self.environment_class
+        pools = {split: task_pool(self.recipe, cls, split, count) for split, count in sizes.items()}
         check_disjoint(*pools.values())
         return pools
 

@@ -11,6 +11,7 @@ from deedrl.errors import DeedRLError
 from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.rendering import rendered_sample
+from deedrl.pipeline.replay_check import check_replays
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_settings import POSITIVES, ColdStart, Sft
 from deedrl.pipeline.validation import validate
@@ -22,7 +23,7 @@ from deedrl.training.sft import batch_order, sft_update
 
 def sft_stage(session: Session, stage: Sft) -> dict[str, float]:
     """Trains on the stored positives and saves the adapter; returns the last figures, and the steps taken."""
-    samples = sft_samples(session)
+    samples = sft_samples(session, stage.title)
     steps = stage.steps or max(1, math.ceil((stage.epochs or 1.0) * len(samples) / stage.batch_size))
     order = batch_order(len(samples), stage.batch_size, steps, session.context.seed("sft", stage.title))
     session.rest_policies()
@@ -71,11 +72,12 @@ def _one_step(
     return {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": rate}
 
 
-def sft_samples(session: Session) -> list[TrainingSample]:
-    """The positives as samples under the recipe's own prompt, in the store's order."""
+def sft_samples(session: Session, stage: str) -> list[TrainingSample]:
+    """The positives as samples under the recipe's own prompt, in the store's order; some are replayed first."""
     positives = list(session.store(POSITIVES))
     if not positives:
         raise DeedRLError(f"there are no positives to learn from: {_why_none(session)}")
+    check_replays(session, stage, positives)
     environment = session.environment_class()
     by_id = {task.id: task for task in session.tasks("train")}
     # Beyond its context a model computes something, and nothing that it was made for.

@@ -27,6 +27,7 @@ from deedrl.pipeline.own_recipe import load_own_recipe
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.ppo_stage import ppo_stage
 from deedrl.pipeline.recipe import Recipe
+from deedrl.pipeline.replay_check import check_allowed
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.reward_model_stage import reward_model_stage
 from deedrl.pipeline.run import ADAPTER, SUMMARY, Run, StageResult, latest_adapter
@@ -46,6 +47,7 @@ def run_recipe(recipe: Recipe, run: Run, progress: Progress, *, only: Collection
     with open_tracker(names, run.folder, config=to_plain(recipe)) as tracker:
         session = Session(StageContext(recipe=recipe, run=run, tracker=tracker, progress=progress))
         session.lint()
+        check_allowed(session)
         for stage in recipe.stages:
             if only is not None and stage.title not in only:
                 continue

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from deedrl.evaluation.metrics import compute_metrics
 from deedrl.pipeline.learned_terms import learned_figures, with_learned_terms
+from deedrl.pipeline.replay_check import check_replays
 from deedrl.pipeline.session import Session
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.types import Task, Trajectory
@@ -29,6 +30,7 @@ def play_groups(session: Session, stage: OnlineSettings, tasks: Sequence[Task], 
     title = f"{stage.title}: episodes of step {step + 1}"
     with session.context.progress.bar(title, total=len(specs), unit="episode") as bar:
         played = session.play(specs, store=stage.title, policy=session.policy(), bar=bar)
+    check_replays(session, stage.title, played)
     return with_learned_terms(session, stage.title, stage.title, played)
 
 

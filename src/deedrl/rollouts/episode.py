@@ -198,7 +198,7 @@ class Episode:
             self.ending = TerminationReason.TIMEOUT
             self._slot.broken = True
             text = f"the call of '{action.tool_name}' was stopped: {timeout}"
-            return ToolOutput(text=text, ok=False, duration_s=time.perf_counter() - began)
+            return ToolOutput(text=text, ok=False, duration_s=time.perf_counter() - began, interrupted=True)
         self._step_reward = float(reward)
         if not math.isfinite(self._step_reward):
             raise EnvironmentAuthorError(f"step of {type(self._base).__name__}: expected a finite reward, got {reward}")
@@ -213,8 +213,13 @@ class Episode:
             await asyncio.sleep(min(delay_s, max(self._remaining_s(), 0.0)))
         by_noise = bool(info.get("by_noise", False))
         self._max_steps += by_noise
-        duration_s = time.perf_counter() - began
-        return ToolOutput(text=observation, ok=bool(info.get("ok", True)), duration_s=duration_s, by_noise=by_noise)
+        return ToolOutput(
+            text=observation,
+            ok=bool(info.get("ok", True)),
+            duration_s=time.perf_counter() - began,
+            by_noise=by_noise,
+            interrupted=self.ending is TerminationReason.TIMEOUT or bool(info.get("interrupted", False)),
+        )
 
     async def pass_over(self) -> ToolOutput | None:
         """Runs nothing, and notes in which state no action came: siblings may have acted in it."""

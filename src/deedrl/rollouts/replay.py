@@ -1,66 +1,49 @@
-"""Environment replay: recorded actions in a fresh environment. (For policy replay see `RecordedPolicy`.)"""
+"""Environment replay: recorded actions in a fresh environment. (For policy and frozen replay see `reproduce`.)"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from deedrl.environments.contract import contained
 from deedrl.environments.environment import Environment
 from deedrl.environments.noise import Noise, with_noise
 from deedrl.errors import StoreError
+from deedrl.redaction import loggable
 from deedrl.rollouts.episode import environment_seed
+from deedrl.rollouts.replay_report import (
+    ALTERED,
+    ReplayDifference,
+    ReplayReport,
+    altered_when_stored,
+    first_difference,
+    incomparable,
+)
 from deedrl.rollouts.slot import AnyEnvironment, EnvironmentSource
-from deedrl.types import Record, Step, Task, TerminationReason, Trajectory
+from deedrl.tools.tool import Tool
+from deedrl.types import Step, Task, TerminationReason, Trajectory
 
+__all__ = ["ReplayDifference", "ReplayReport", "replay_actions"]
+
+REPLAY_LIMIT_S = 600.0
+"""For one episode, where a call can be interrupted: in the main thread of a process."""
 _ENDED_BY_ENVIRONMENT = (TerminationReason.GOAL, TerminationReason.TOOL_ENDED)
 
 
-class ReplayDifference(Record, frozen=True):
-    """The first place where a replay left the recording."""
-
-    step: int
-    """Index of the step; the number of steps for a difference in the final verdict."""
-    what: str
-    """``state_hash``, ``observation``, ``reward``, ``status`` or ``verdict``."""
-    recorded: Any
-    replayed: Any
-
-
-class ReplayReport(Record, frozen=True):
-    """Result of a replay; `difference` is None if all that was compared is bit-equal."""
-
-    episode_id: str
-    compared_steps: int
-    difference: ReplayDifference | None
-    recorded_versions: dict[str, str]
-    replayed_versions: dict[str, str]
-
-    @property
-    def equal(self) -> bool:
-        return self.difference is None
-
-    def describe(self) -> str:
-        """One sentence for people, naming tools whose version has changed."""
-        if self.difference is None:
-            return f"episode {self.episode_id}: {self.compared_steps} steps replayed, no difference"
-        found = self.difference
-        names = sorted(self.recorded_versions.keys() | self.replayed_versions.keys())
-        pairs = [(name, self.recorded_versions.get(name), self.replayed_versions.get(name)) for name in names]
-        changed = [f"{name} {before or 'absent'} -> {now or 'absent'}" for name, before, now in pairs if before != now]
-        versions = f"changed tool versions: {', '.join(changed)}" if changed else "all tool versions are the same"
-        return (
-            f"episode {self.episode_id}: {found.what} differs at step {found.step}: "
-            f"recorded {found.recorded!r}, replayed {found.replayed!r}; {versions}"
-        )
-
-
-def replay_actions(trajectory: Trajectory, task: Task, environment: Callable[[], AnyEnvironment]) -> ReplayReport:
-    """Plays the recorded actions of `trajectory` on `task` in a new environment, in this thread, without limits.
+def replay_actions(
+    trajectory: Trajectory,
+    task: Task,
+    environment: Callable[[], AnyEnvironment],
+    *,
+    unreplayable: Collection[str] = (),
+) -> ReplayReport:
+    """Plays the recorded actions of `trajectory` on `task` in a new environment, in this thread.
 
     Compares, step by step, state hash (where recorded), observation, reward and status (ok, end of the episode), and
-    last the verdict. Recorded completions that were no action touch no environment and are passed over. Steps
-    whose result is missing (time-out, crash) cannot be compared: the replay ends before them. A task with another
-    id than the trajectory's raises `StoreError`; exceptions of the environment pass through.
+    last the verdict. Recorded completions that were no action touch no environment and are passed over. The comparison
+    stops, and says why, before a call whose result is missing or was decided by a time limit, and before one of a tool
+    that is named `unreplayable` or declared so. An exception of the environment is a difference. A task with another
+    id than the trajectory's raises `StoreError`.
     """
     if task.id != trajectory.task_id:
         raise StoreError(
@@ -68,68 +51,114 @@ def replay_actions(trajectory: Trajectory, task: Task, environment: Callable[[],
             "replay with the task of the recording"
         )
     wrapped = with_noise(EnvironmentSource(environment).make(), Noise.from_levels(trajectory.provenance.noise))
-    base = wrapped.unwrapped
-    assert isinstance(base, Environment)
+    replay = _Replay(trajectory, wrapped, unreplayable)
     try:
-        wrapped.reset(seed=environment_seed(trajectory.provenance.seed), options={"task": task})
-        versions = wrapped.get_wrapper_attr("toolbox").versions()
-        compared, difference = 0, None
-        for step in comparable_steps(trajectory):
-            ended = step is trajectory.steps[-1] and trajectory.termination in _ENDED_BY_ENVIRONMENT
-            difference = first_difference(step.index, _recorded(step, ended), _replayed(step, wrapped, base))
-            compared += 1
-            if difference is not None:
-                break
-        verdict = base.current_verdict()
+        with contained(REPLAY_LIMIT_S, f"replaying episode '{trajectory.episode_id}'"):
+            replay.play(task)
+    except Exception as error:  # noqa: BLE001  the boundary where an environment that raises has left the recording
+        replay.raised(error)
     finally:
         wrapped.close()
-    complete = trajectory.termination is not TerminationReason.TIMEOUT and trajectory.verdict is not None
-    if difference is None and complete and verdict != trajectory.verdict:
-        end = len(trajectory.steps)
-        difference = ReplayDifference(step=end, what="verdict", recorded=trajectory.verdict, replayed=verdict)
-    return ReplayReport(
-        episode_id=trajectory.episode_id,
-        compared_steps=compared,
-        difference=difference,
-        recorded_versions=trajectory.provenance.tool_versions,
-        replayed_versions=versions,
-    )
+    return replay.report()
 
 
-def comparable_steps(trajectory: Trajectory) -> Iterator[Step]:
-    """Steps whose action ran and came back, up to the first whose result is missing."""
-    for step in trajectory.steps:
-        if step.tool_output is None and step.action.valid:
-            return
-        if step.tool_output is not None:
-            if step.reward_missing is not None:
+class _Replay:
+    """State of one replay."""
+
+    def __init__(self, trajectory: Trajectory, wrapped: AnyEnvironment, unreplayable: Collection[str]) -> None:
+        base = wrapped.unwrapped
+        assert isinstance(base, Environment)
+        self._recorded = trajectory
+        self._wrapped = wrapped
+        self._base = base
+        self._named = allowed_unreplayable(unreplayable)
+        self._versions: dict[str, str] = {}
+        self._compared = 0
+        self._at = 0
+        self._tool: str | None = None
+        self._difference: ReplayDifference | None = None
+        self._stopped: str | None = None
+
+    def play(self, task: Task) -> None:
+        seed = environment_seed(self._recorded.provenance.seed)
+        self._wrapped.reset(seed=seed, options={"task": task})
+        toolbox = self._wrapped.get_wrapper_attr("toolbox")
+        self._versions = toolbox.versions()
+        reasons = declared_unreplayable(toolbox.values()) | self._named
+        for step in self._recorded.steps:
+            self._at = step.index
+            self._stopped = incomparable(step, reasons)
+            if self._stopped is not None:
                 return
-            yield step
+            if step.tool_output is not None:
+                self._compare(step)
+            if self._difference is not None:
+                return
+        self._compare_verdicts()
+
+    def _compare(self, step: Step) -> None:
+        before, self._tool = self._tool, step.action.tool_name
+        ended = step is self._recorded.steps[-1] and self._recorded.termination in _ENDED_BY_ENVIRONMENT
+        if step.state_hash is not None:
+            states = {"state_hash": step.state_hash}, {"state_hash": self._base.state_hash()}
+            self._difference = first_difference(step.index, before, *states)
+            if self._difference is not None:
+                return
+        recorded, replayed = _recorded(step, ended), _replayed(step, self._wrapped)
+        self._difference = first_difference(step.index, self._tool, recorded, replayed)
+        self._compared += 1
+
+    def _compare_verdicts(self) -> None:
+        """An episode that time or trouble outside the environment ended may have left no verdict to compare."""
+        self._at = len(self._recorded.steps)
+        if self._recorded.termination is TerminationReason.TIMEOUT or self._recorded.verdict is None:
+            return
+        verdicts = {"verdict": self._recorded.verdict}, {"verdict": self._base.current_verdict()}
+        self._difference = first_difference(self._at, self._tool, *verdicts)
+
+    def raised(self, error: Exception) -> None:
+        text = loggable(f"{type(error).__name__}: {error}")
+        self._difference = ReplayDifference(
+            step=self._at, what="exception", recorded=None, replayed=text, tool=self._tool
+        )
+
+    def report(self) -> ReplayReport:
+        played = self._recorded.steps[: self._at + 1]
+        lost = self._difference is not None and any(map(altered_when_stored, played))
+        return ReplayReport(
+            episode_id=self._recorded.episode_id,
+            compared_steps=self._compared,
+            difference=None if lost else self._difference,
+            recorded_versions=self._recorded.provenance.tool_versions,
+            replayed_versions=self._versions,
+            stopped=ALTERED if lost else self._stopped,
+        )
 
 
-def first_difference(step: int, recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> ReplayDifference | None:
-    """The first key, in order, whose values are not equal."""
-    for what, value in recorded.items():
-        if value != replayed[what]:
-            return ReplayDifference(step=step, what=what, recorded=value, replayed=replayed[what])
-    return None
+def declared_unreplayable(tools: Iterable[Tool]) -> dict[str, str]:
+    """Why results of some of these tools need not come again, by name: their author declared it."""
+    return {
+        tool.name: f"calls '{tool.name}', which is declared not replayable" for tool in tools if not tool.replayable
+    }
 
 
-def _recorded(step: Step, ended: bool) -> dict[str, Any]:
+def allowed_unreplayable(tools: Iterable[str]) -> dict[str, str]:
+    """Why results of these tools need not come again, by name: whoever replays said so."""
+    return {tool: f"calls '{tool}', which is allowed not to replay" for tool in tools}
+
+
+def _recorded(step: Step, ended: bool) -> Mapping[str, Any]:
     assert step.tool_output is not None
     return {
-        "state_hash": step.state_hash,
         "observation": step.tool_output.text,
         "reward": step.reward,
         "status": _status(step.tool_output.ok, ended),
     }
 
 
-def _replayed(step: Step, wrapped: AnyEnvironment, base: Environment) -> dict[str, Any]:
-    state_hash = None if step.state_hash is None else base.state_hash()
+def _replayed(step: Step, wrapped: AnyEnvironment) -> Mapping[str, Any]:
     observation, reward, terminated, _, info = wrapped.step(step.action)
     return {
-        "state_hash": state_hash,
         "observation": observation,
         "reward": float(reward),
         "status": _status(bool(info.get("ok", True)), terminated),

@@ -122,11 +122,14 @@ def _plain_line(trajectory: Trajectory) -> bytes | None:
 
 
 def _encode_cleaned(trajectory: Trajectory) -> bytes:
-    return _encoder.encode_lines((_map_text(msgspec.to_builtins(trajectory), _clean),))
+    return _encoder.encode_lines((_map_text(msgspec.to_builtins(trajectory), as_stored),))
 
 
-def _clean(text: str) -> str:
-    """UTF-16 joins surrogates that are a pair and replaces those that stand alone."""
+def as_stored(text: str) -> str:
+    """`text` as it comes back from a store.
+
+    UTF-16 joins surrogates that are a pair and replaces those that stand alone.
+    """
     return mask_keys(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 

@@ -20,6 +20,10 @@ class ToolInterrupted(BaseException):
     """Raised inside a call that went past its limit; not an `Exception`, so that ``except Exception`` lets it pass."""
 
 
+class ToolTimeout(ToolError):
+    """A tool kept its own limit: what the model is told was decided by the clock."""
+
+
 def interrupt_thread(thread_id: int) -> bool:
     """Raises `ToolInterrupted` in the thread with this identifier at its next Python instruction.
 
@@ -59,7 +63,7 @@ def alarm(limit_s: float, kind: type[BaseException] = ToolInterrupted) -> Iterat
 def run_coroutine(coroutine: Coroutine[Any, Any, Any], limit_s: float, what: str) -> Any:
     """Runs `coroutine` to its end from synchronous code, also where an event loop is already running.
 
-    Past `limit_s` seconds it is cancelled and `ToolError` says so in the name of `what`.
+    Past `limit_s` seconds it is cancelled and `ToolTimeout` says so in the name of `what`.
     """
 
     async def limited() -> Any:
@@ -70,7 +74,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any], limit_s: float, what: str
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            raise ToolError(f"{what} did not finish within {limit_s:g} s") from error
+            raise ToolTimeout(f"{what} did not finish within {limit_s:g} s") from error
 
     try:
         asyncio.get_running_loop()

@@ -48,6 +48,8 @@ class Tool:
     read_only: bool = False
     """True: the author promises that a call changes no state."""
     version: str = "1"
+    replayable: bool = True
+    """False: the author says that results depend on more than the state, the parameters and the episode's seed."""
     types: Mapping[str, Any] = field(default_factory=dict)
     """Python type of each parameter."""
 
@@ -147,6 +149,7 @@ def tool(
     read_only: bool = False,
     plain_text: bool = False,
     version: str = "1",
+    replayable: bool = True,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -158,13 +161,15 @@ def tool(
     read_only: bool = False,
     plain_text: bool = False,
     version: str = "1",
+    replayable: bool = True,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Marks a method or function as a tool; its type hints and docstring become the schema.
 
     `name` defaults to the function's. A type hint that is missing or has no JSON form raises
     `EnvironmentAuthorError` here, at the definition. ``async def`` works: the call runs to its end or its limit.
     `plain_text`: a completion is no JSON but the text of this tool's one parameter, a string; an environment that has
-    such a tool has no other.
+    such a tool has no other. `replayable`: False for what reads a clock, the network or else something that a
+    replay will not find as it was; see docs/replay.md.
     """
     if timeout_s <= 0:
         raise EnvironmentAuthorError(f"tool '{name}': expected timeout_s above 0, got {timeout_s}")
@@ -178,6 +183,6 @@ def tool(
         schema, types = build_schema(title, target)
         if plain_text:
             schema = msgspec.structs.replace(schema, plain_text=_only_text(title, types))
-        return Tool(title, schema, target, timeout_s, ends_episode, read_only, version, types)
+        return Tool(title, schema, target, timeout_s, ends_episode, read_only, version, replayable, types)
 
     return decorate if function is None else decorate(function)

@@ -14,7 +14,10 @@ from types import ModuleType
 
 ENTRY_POINTS = {
     "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
+    "deedrl/OpsRoom-v0": "deedrl.environments.suite.ops.environment:OpsRoom",
+    "deedrl/OfficeClerk-v0": "deedrl.environments.suite.office.environment:OfficeClerk",
     "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
+    "deedrl/DataDesk-v0": "deedrl.environments.suite.data.environment:DataDesk",
 }
 """Class behind each id; imported when the first copy is made."""
 
