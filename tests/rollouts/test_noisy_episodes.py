@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import msgspec
 import pytest
 
+from deedrl.environments.combined import Combined
+from deedrl.environments.isolation import ProcessEnvironment
 from deedrl.environments.noise import Noise
+from deedrl.environments.suite.answers.environment import CustomerAnswers
 from deedrl.environments.suite.support.environment import SupportDesk
 from deedrl.policies.scripted import AGAIN, ScriptedPolicy
 from deedrl.rewards.rubric import default_rubric
@@ -109,3 +114,26 @@ def test_the_prompt_lists_the_distracting_tools_and_they_may_be_called():
     assert first.tool_output.ok
     assert played.termination is TerminationReason.LOOP
     assert first.action.tool_name in played.provenance.tool_versions
+
+
+class Jobs(Combined):
+    """Two jobs as one."""
+
+    parts = MappingProxyType({"desk": SupportDesk, "answers": CustomerAnswers})
+
+
+@pytest.mark.parametrize(
+    ("cls", "make"),
+    [
+        (Jobs, Jobs),
+        (SupportDesk, lambda: ProcessEnvironment("deedrl/SupportDesk-v0")),
+    ],
+)
+def test_combined_environments_and_those_in_a_process_have_noise_too(cls, make):
+    tasks = cls.generate_tasks("train", 8, 0)
+    given = [EpisodeSpec(task=task, episode_id=task.id, seed=n, noise=ALL) for n, task in enumerate(tasks)]
+    policy = demonstration_policy(given, cls)
+    played = run_episodes_sync(given, environment=make, policy=policy, rubric=None, concurrency=1)
+    assert [t.solved for t in played] == [True] * 8
+    assert any(step.tool_output.by_noise for t in played for step in t.steps)
+    assert all(replay_actions(t, task, cls).equal for t, task in zip(played, tasks, strict=True))
