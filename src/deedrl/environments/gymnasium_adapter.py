@@ -81,7 +81,8 @@ class Game:
     """From a task's seed to keyword arguments of `gymnasium.make`."""
     describe: Callable[[Any, GymnasiumEnv], str] | None = None
     """An observation in words; the second argument is the game itself, without wrappers."""
-    solved_when: Callable[[Outcome], bool] = paid_at_the_end
+    solved_when: Callable[[Outcome], bool] | None = None
+    """What counts as solved; None: a return of the game's own `reward_threshold`, else `paid_at_the_end`."""
     progress: Callable[[Outcome], float] = lambda _outcome: 0.0
     """Share of the job done, in [0, 1), while it is not solved."""
     max_steps: int | None = None
@@ -96,6 +97,14 @@ class Game:
             return gymnasium.make(self.id, disable_env_checker=True, **self.options(seed))
         except gymnasium.error.Error as error:
             raise ConfigError(f"Gymnasium cannot make '{self.id}': {error}") from error
+
+
+def rule_of(game: Game, playing: GymnasiumEnv) -> Callable[[Outcome], bool]:
+    """What counts as solved in `game`."""
+    if game.solved_when is not None:
+        return game.solved_when
+    threshold = playing.spec.reward_threshold if playing.spec is not None else None
+    return paid_at_the_end if threshold is None else return_of_at_least(threshold)
 
 
 class GymnasiumGame(Environment):
@@ -151,7 +160,7 @@ class GymnasiumGame(Environment):
         return observation, reward, terminated, truncated, info
 
     def verify(self, task: Task) -> Verdict:
-        solved = self.outcome.moves > 0 and bool(self.game.solved_when(self.outcome))
+        solved = self.outcome.moves > 0 and bool(rule_of(self.game, self.playing)(self.outcome))
         progress = self.game.progress(self.outcome) if self.outcome.moves and not solved else float(solved)
         return Verdict(solved=solved, progress=progress)
 
@@ -214,6 +223,7 @@ def shortest_solution(game: Game, seed: int, most_moves: int) -> tuple[int, ...]
     space = playing.action_space
     if not isinstance(space, spaces.Discrete):
         raise EnvironmentAuthorError(f"{game.id}: searched=True goes with a Discrete action space, got {space}")
+    solved = rule_of(game, playing)
     seen, waiting = {str(playing.reset(seed=seed)[0])}, deque[tuple[int, ...]]([()])
     try:
         for _ in range(MOST_POSITIONS):
@@ -223,7 +233,7 @@ def shortest_solution(game: Game, seed: int, most_moves: int) -> tuple[int, ...]
             for index in range(int(space.n)):
                 way = (*before, index)
                 observation, outcome = _replayed(playing, seed, [int(space.start) + move for move in way])
-                if game.solved_when(outcome):
+                if solved(outcome):
                     return way
                 if not outcome.over and str(observation) not in seen:
                     seen.add(str(observation))

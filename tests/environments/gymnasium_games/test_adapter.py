@@ -115,6 +115,13 @@ def test_what_counts_as_solved():
     assert not return_of_at_least(5.0)(Outcome(moves=9, total=9.0))
 
 
+def test_a_game_with_a_threshold_of_its_own_is_solved_by_that_return():
+    environment = started(adapted("CartPole-v1"))  # every move is paid, the one that drops the pole too
+    *_, (text, reward, terminated, _, _) = moves(environment, *[0] * 9)
+    assert text.endswith("Reward: 1. The game is over.")
+    assert (reward, terminated) == (0.0, True)
+
+
 def test_named_moves_are_the_schema():
     cls = adapted("FrozenLake-v1")
     assert cls.tools["act"].schema.parameters["properties"]["action"]["enum"] == ["down", "left", "right", "up"]
