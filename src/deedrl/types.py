@@ -143,6 +143,8 @@ class ToolOutput(Record, frozen=True):
     ok: bool = True
     """False when the tool refused or failed in a way the model caused (bad parameter, unknown id)."""
     duration_s: float = 0.0
+    by_noise: bool = False
+    """True: injected noise took this step, so that the call had to be made again; figures leave it out."""
     interrupted: bool = False
     """True: the call was stopped at its time limit, so that the clock decided this result and no replay need agree."""
 
@@ -251,6 +253,8 @@ class Provenance(Record, frozen=True):
     tool_versions: dict[str, str] = {}
     prompt_variant: str = ""
     """Name of the prompt perturbation used, empty for the plain prompt."""
+    noise: dict[str, float] = {}
+    """Levels of the noise it was played under, by kind; empty without noise."""
 
 
 class Trajectory(Record, frozen=True):
@@ -288,6 +292,11 @@ class Trajectory(Record, frozen=True):
     @property
     def reward(self) -> float | None:
         return None if self.breakdown is None else self.breakdown.total
+
+    @property
+    def own_steps(self) -> tuple[Step, ...]:
+        """The steps without those that injected noise took: what the agent needed."""
+        return tuple(step for step in self.steps if step.tool_output is None or not step.tool_output.by_noise)
 
     @property
     def sampled_tokens(self) -> int:

@@ -12,6 +12,7 @@ import pytest
 from deedrl.environments.checker import check_environment
 from deedrl.environments.combined import Combined
 from deedrl.environments.environment import Environment
+from deedrl.environments.noise import Noise
 from deedrl.environments.suite.support.environment import SupportDesk
 from deedrl.errors import ConfigError, EnvironmentAuthorError, TaskError
 from deedrl.pipeline.job import task_system_prompt
@@ -98,7 +99,8 @@ def test_an_episode_has_the_instructions_tools_and_limits_of_its_part() -> None:
 def test_the_prompt_for_supervised_learning_is_the_parts(index: int) -> None:
     task, part = Both.generate_tasks("train", 2, 0)[index], [SupportDesk, Bell][index]
     inner = part.generate_tasks("train", 1, 0)[0]
-    assert task_system_prompt(Both, task, PromptVariant()) == task_system_prompt(part, inner, PromptVariant())
+    played = task_system_prompt(Both, task, PromptVariant(), Noise())
+    assert played == task_system_prompt(part, inner, PromptVariant(), Noise())
 
 
 def test_demonstrations_play_through_the_runner() -> None:

@@ -19,13 +19,14 @@ from deedrl.errors import ConfigError, EnvironmentAuthorError, suggest
 
 IMPORT_LIMIT_S = 300.0
 """Some environments import a deep-learning library, which takes a minute on a busy machine."""
-_FORMS = "'deedrl/SupportDesk-v0', 'package.module:Class', 'path/file.py:Class' or 'path/file.py'"
+_FORMS = "'deedrl/SupportDesk-v0', 'package.module:Class', 'path/file.py:Class', 'path/file.py' or 'gymnasium:ID'"
 
 
 def load_environment(ref: str) -> type[Environment]:
     """The environment class behind `ref`: a Gymnasium id, ``package.module:Class`` or ``path/file.py[:Class]``.
 
-    A file without a class name must define exactly one environment. A reference that leads nowhere raises
+    A file without a class name must define exactly one environment; ``gymnasium:ID`` is any other environment that
+    Gymnasium knows, played as `GymnasiumGame`. A reference that leads nowhere raises
     `ConfigError`; a module that fails while it is imported raises `EnvironmentAuthorError` with the place.
     """
     suite.register()
@@ -33,11 +34,19 @@ def load_environment(ref: str) -> type[Environment]:
     if target.endswith(".py"):
         module = _import_file(Path(target))
         return _class_in(module, name, ref) if name else _only_class_in(module, ref)
+    if target == "gymnasium":
+        return _adapted(name)
     if name:
         return _class_in(_import_module(target, ref), name, ref)
     if "/" in ref or ref in gymnasium.registry:
         return _registered(ref)
     raise ConfigError(f"expected an environment as {_FORMS}, got '{ref}'")
+
+
+def _adapted(game_id: str) -> type[Environment]:
+    from deedrl.environments.gymnasium_adapter import adapted
+
+    return adapted(game_id)
 
 
 def _registered(ref: str) -> type[Environment]:

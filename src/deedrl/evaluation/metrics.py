@@ -147,9 +147,9 @@ def mean_steps(trajectories: Sequence[Trajectory]) -> Figure:
 
 
 def tool_call_accuracy(trajectories: Sequence[Trajectory]) -> Figure:
-    """Completions that called an allowed tool with parameters it accepted, over all completions."""
+    """Completions that called an allowed tool with parameters it accepted, over all that noise did not take."""
     return share(
-        _call_right(step) for trajectory in trajectories if not trajectory.errored for step in trajectory.steps
+        _call_right(step) for trajectory in trajectories if not trajectory.errored for step in trajectory.own_steps
     )
 
 

@@ -112,6 +112,7 @@ def _play(
             sampling=session.sampling(stage.temperature),
             source="guided" if guided else "policy",
             prompt=variant,
+            noise=stage.noise,
         )
         for label, variant in rounds
         for task in tasks
@@ -151,7 +152,7 @@ def _stable(
 def _efficient(trajectory: Trajectory, ratio: float) -> bool:
     if trajectory.shortest_steps is None:
         return True
-    return len(trajectory.steps) <= ratio * trajectory.shortest_steps
+    return len(trajectory.own_steps) <= ratio * trajectory.shortest_steps
 
 
 def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], sampled: int) -> list[Trajectory]:
@@ -173,6 +174,7 @@ def _demonstrate(session: Session, stage: ColdStart, tasks: Sequence[Task], samp
             prompt=msgspec.structs.replace(session.prompt, name="distractor", distractor=rng.choice(DISTRACTORS))
             if "distractor" in stage.prompt_variants and rng.random() < 0.25
             else session.prompt,
+            noise=stage.noise,
         )
         for index, task in enumerate(chosen)
     ]

@@ -40,6 +40,7 @@ def play_split(session: Session, stage: Baseline | Evaluate, split: Split, store
             f"{split}-{task.id}-{repeat}",
             stage=stage.title,
             sampling=session.sampling(stage.temperature),
+            noise=stage.noise,
         )
         for repeat in range(stage.repeats)
         for task in tasks

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from deedrl.environments.contract import checked_tasks, own_rubric
 from deedrl.environments.environment import Environment
 from deedrl.environments.isolation import ProcessEnvironment
+from deedrl.environments.noise import Noise, noisy_tools
 from deedrl.errors import EnvironmentAuthorError, TaskError
 from deedrl.pipeline.recipe import Recipe
 from deedrl.rewards.rubric import Rubric, default_rubric
@@ -91,9 +92,12 @@ def recipe_limits(recipe: Recipe) -> Limits:
     return Limits(**named, max_context_tokens=conversation)
 
 
-def task_system_prompt(environment: Environment | type[Environment], task: Task, variant: PromptVariant) -> str:
-    """The system prompt an episode of `task` is played with."""
+def task_system_prompt(
+    environment: Environment | type[Environment], task: Task, variant: PromptVariant, noise: Noise
+) -> str:
+    """The system prompt an episode of `task` is played with under `noise`."""
     other = environment.played_by(task)
     # An instance may have instructions of its own.
     played = environment if other in (environment, type(environment)) else other
-    return system_prompt(played.instructions, played.tools.restricted(task.tools).schemas(), variant)
+    tools = noisy_tools(played.tools.restricted(task.tools), noise, task.id)
+    return system_prompt(played.instructions, tools.schemas(), variant)

@@ -14,12 +14,13 @@ from deedrl.environments.environment import Environment
 from deedrl.environments.loading import load_environment
 from deedrl.errors import DeedRLError
 from deedrl.pipeline.job import environment_maker, recipe_limits, recipe_prompt, task_pool, task_system_prompt
+from deedrl.pipeline.noise_settings import chosen_noise
 from deedrl.pipeline.recipe import Recipe
 from deedrl.planning.load import TYPICAL, EpisodeLengths
 from deedrl.rollouts.demonstration import demonstration_policy
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.failures import FailurePolicy
-from deedrl.rollouts.prompting import PromptVariant, user_message
+from deedrl.rollouts.prompting import user_message
 from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.seeding import derive_seed
 from deedrl.types import Task, Trajectory
@@ -48,7 +49,7 @@ def episode_lengths(recipe: Recipe) -> tuple[EpisodeLengths, tuple[str, ...]]:
         tasks = list(task_pool(recipe, cls, "train", DEMONSTRATIONS)[:DEMONSTRATIONS])
     except DeedRLError as error:
         return TYPICAL, (f"lengths of episodes are assumed, for there are no tasks to look at: {error}",)
-    lengths = _told(tasks, cls, recipe_prompt(recipe))
+    lengths = _told(tasks, cls, recipe)
     played = _demonstrated(recipe, cls, tasks)
     whole = [trajectory for trajectory in played if trajectory.failure is None and trajectory.steps]
     if not whole:
@@ -57,16 +58,24 @@ def episode_lengths(recipe: Recipe) -> tuple[EpisodeLengths, tuple[str, ...]]:
     return _counted(lengths, whole), ()
 
 
-def _told(tasks: list[Task], cls: type[Environment], variant: PromptVariant) -> EpisodeLengths:
+def _told(tasks: list[Task], cls: type[Environment], recipe: Recipe) -> EpisodeLengths:
     """`TYPICAL` with what is told before the first turn."""
+    variant, noise = recipe_prompt(recipe), chosen_noise(recipe.environment.noise)
     asked = fmean(text_tokens(user_message(task.prompt, variant)) for task in tasks)
-    return replace(TYPICAL, prefix=text_tokens(task_system_prompt(cls, tasks[0], variant)), task=asked + MESSAGE_TOKENS)
+    prefix = text_tokens(task_system_prompt(cls, tasks[0], variant, noise))
+    return replace(TYPICAL, prefix=prefix, task=asked + MESSAGE_TOKENS)
 
 
 def _demonstrated(recipe: Recipe, cls: type[Environment], tasks: list[Task]) -> list[Trajectory]:
     """An episode of each task; those that the environment does not demonstrate have failed."""
     specs = [
-        EpisodeSpec(task=task, episode_id=task.id, seed=derive_seed(recipe.seed, task.id), prompt=recipe_prompt(recipe))
+        EpisodeSpec(
+            task=task,
+            episode_id=task.id,
+            seed=derive_seed(recipe.seed, task.id),
+            prompt=recipe_prompt(recipe),
+            noise=chosen_noise(recipe.environment.noise),
+        )
         for task in tasks
     ]
     return run_episodes_sync(

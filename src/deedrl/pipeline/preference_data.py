@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 
+from deedrl.environments.noise import Noise
 from deedrl.errors import DeedRLError, StoreError
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.hand_check import hand_check_text
@@ -211,7 +212,8 @@ def samples_under_own_prompt(session: Session) -> Callable[[Trajectory], list[Tr
             return as_recorded
         if trajectory.task_id not in by_id or not trajectory.steps:
             return []
-        system = task_system_prompt(environment, by_id[trajectory.task_id], session.prompt)
+        noise = Noise.from_levels(trajectory.provenance.noise)
+        system = task_system_prompt(environment, by_id[trajectory.task_id], session.prompt, noise)
         return [rendered_sample(session.loaded.renderer, trajectory, system)]
 
     return samples_of

@@ -30,6 +30,7 @@ from deedrl.config import (
 from deedrl.errors import ConfigError, suggest
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
+from deedrl.pipeline.noise_settings import NoiseSetting
 from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.reward_model_settings import RewardModelStage
@@ -110,6 +111,8 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True):
     """Only tasks of these families; empty means all."""
     isolation: Literal["thread", "process"] = "thread"
     """Where tools run; a process can be killed when it hangs, a thread is cheaper."""
+    noise: NoiseSetting = 0.0
+    """How unreliable tools are: a level from 0 (not at all) to 1, or a mapping with levels of single kinds."""
     allow_unreplayable: tuple[str, ...] = ()
     """Names of tools whose results need not come again when stored episodes are replayed before training, or `ref`, for
     an environment that is not to be asked; see docs/replay.md."""

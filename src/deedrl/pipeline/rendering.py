@@ -8,6 +8,7 @@ from deedrl.config import require
 from deedrl.environments.environment import Environment
 from deedrl.errors import ModelError
 from deedrl.pipeline.job import task_system_prompt
+from deedrl.pipeline.noise_settings import chosen_noise
 from deedrl.pipeline.recipe import Recipe
 from deedrl.policies.local.attention import context_limit
 from deedrl.policies.local.model import LoadedModel
@@ -60,7 +61,7 @@ def check_room(
     `ConfigError` if the recipe's own limit of an episode does not.
     """
     task = min(tasks, key=lambda task: len(task.prompt))
-    system = task_system_prompt(environment, task, variant)
+    system = task_system_prompt(environment, task, variant, chosen_noise(recipe.environment.noise))
     opening = [Message(role="system", content=system), Message(role="user", content=user_message(task.prompt, variant))]
     prompt, turn = len(loaded.renderer.prompt_ids(opening)), recipe.sampling.max_tokens
     limit, allowed = context_limit(loaded.model), recipe.limits.max_tokens_per_episode

@@ -27,6 +27,7 @@ from deedrl.pipeline.job import (
     split_sizes,
     task_pool,
 )
+from deedrl.pipeline.noise_settings import NoiseSetting, chosen_noise
 from deedrl.pipeline.rendering import check_room
 from deedrl.policies.local.device import chosen_device
 from deedrl.policies.local.model import LoadedModel, add_adapter, load_adapter, load_model
@@ -240,8 +241,9 @@ class Session:
         sampling: SamplingParams,
         source: Source = "policy",
         prompt: PromptVariant | None = None,
+        noise: NoiseSetting | None = None,
     ) -> EpisodeSpec:
-        """One episode of this run; its seed depends on its id alone."""
+        """One episode of this run; its seed depends on its id alone. `noise` None is the recipe's own."""
         prompt = prompt or self.prompt
         return EpisodeSpec(
             task=task,
@@ -249,6 +251,7 @@ class Session:
             seed=self.context.seed("episode", episode_id),
             sampling=sampling,
             prompt=prompt,
+            noise=chosen_noise(noise, self.recipe.environment.noise),
             provenance=Provenance(
                 run_id=self.run.run_id,
                 stage=stage,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
+from deedrl.environments.noise import Noise
 from deedrl.errors import DeedRLError
 from deedrl.pipeline.job import task_system_prompt
 from deedrl.pipeline.rates import step_rate
@@ -81,8 +82,16 @@ def sft_samples(session: Session, stage: str) -> list[TrainingSample]:
     by_id = {task.id: task for task in session.tasks("train")}
     # Beyond its context a model computes something, and nothing that it was made for.
     limit = min(session.recipe.limits.max_tokens_per_episode, context_limit(session.loaded.model))
-    systems = {t: task_system_prompt(environment, by_id[t], session.prompt) for t in {p.task_id for p in positives}}
-    samples = [rendered_sample(session.loaded.renderer, p, systems[p.task_id]) for p in positives]
+    samples = [
+        rendered_sample(
+            session.loaded.renderer,
+            positive,
+            task_system_prompt(
+                environment, by_id[positive.task_id], session.prompt, Noise.from_levels(positive.provenance.noise)
+            ),
+        )
+        for positive in positives
+    ]
     kept = [sample for sample in samples if len(sample.ids) <= limit]
     if len(kept) < len(samples):
         told = (

@@ -16,6 +16,7 @@ from deedrl.config import (
     Settings,
     require,
 )
+from deedrl.pipeline.noise_settings import NoiseSetting
 
 Schedule = Literal["constant", "linear", "cosine"]
 Limit = Literal["step_limit", "token_limit", "timeout", "loop"]
@@ -80,6 +81,8 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     """Sibling trajectories of one task."""
     temperature: PositiveFloat | None = None
     """Overrides ``sampling.temperature``; above 0, for equal siblings teach nothing."""
+    noise: NoiseSetting | None = None
+    """Overrides ``environment.noise`` in the episodes this stage learns from; 0 is the bare environment."""
     learning_rate: LearningRate = 1e-4
     """Peak learning rate (of the adapter, if there is one)."""
     kl_coefficient: NonNegative = 0.01

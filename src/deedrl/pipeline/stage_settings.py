@@ -24,6 +24,7 @@ from deedrl.config import (
 from deedrl.evaluation.metrics import Metrics
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
+from deedrl.pipeline.noise_settings import NoiseSetting
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.stage_base import StageSettings, TrainingSettings
@@ -46,6 +47,8 @@ class _EvaluationSettings(StageSettings, frozen=True, kw_only=True):
     """Also evaluate the split ``test_unseen`` (families and phrasings that never occur in training), reported apart."""
     temperature: NonNegative | None = None
     """Overrides ``sampling.temperature``; keep it equal in `baseline` and `evaluate`. 0 is greedy."""
+    noise: NoiseSetting | None = None
+    """Overrides ``environment.noise`` in this stage; 0 is the bare environment."""
 
 
 class Baseline(_EvaluationSettings, frozen=True, kw_only=True, tag="baseline"):
@@ -73,6 +76,8 @@ class ColdStart(StageSettings, frozen=True, kw_only=True, tag="cold_start"):
     """Share of the samples whose decoding is constrained to the schema of an action."""
     temperature: NonNegative | None = None
     """Overrides ``sampling.temperature``."""
+    noise: NoiseSetting | None = None
+    """Overrides ``environment.noise`` in this stage; 0 is the bare environment."""
     detailed_prompt: bool = True
     """Sample with a prompt that explains the job at length; what is kept is stored under the recipe's own prompt."""
     prompt_variants: tuple[PromptPerturbation, ...] = ("plain", "tool_order", "distractor")

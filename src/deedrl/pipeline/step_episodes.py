@@ -17,7 +17,13 @@ def play_groups(session: Session, stage: OnlineSettings, tasks: Sequence[Task], 
     """`stage.group_size` siblings of each of `tasks`, with the current weights; reward models score them too."""
     sampling = session.sampling(stage.temperature)
     specs = [
-        session.spec(task, f"{stage.title}-{step}-{task.id}-{sibling}", stage=stage.title, sampling=sampling)
+        session.spec(
+            task,
+            f"{stage.title}-{step}-{task.id}-{sibling}",
+            stage=stage.title,
+            sampling=sampling,
+            noise=stage.noise,
+        )
         for task in tasks
         for sibling in range(stage.group_size)
     ]

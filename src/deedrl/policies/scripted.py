@@ -8,11 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import anyio
+import msgspec
 
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.policies.policy import CompletionRequest, Policy, action_text
 from deedrl.seeding import stream
 from deedrl.types import Action, Completion, Task, ToolSchema
+
+AGAIN = "That did not give a full and current answer, so I make the same call again."
+"""Reasoning of a demonstrated call that is made again."""
 
 Line = Action | Completion | str
 """What a script may hold: an action, a raw text, or a whole completion (with token ids, say)."""
@@ -92,12 +96,18 @@ class DemonstrationPolicy:
 
     `tasks` maps episode ids to tasks; `demonstrate` gives the solution of a task (`deedrl.rollouts.demonstration`
     has `demonstrator`, which asks an environment). The task travels here and not in the request, so that no
-    other policy can see a goal state.
+    other policy can see a goal state. After an observation of which `asks_again` is true the same call is made again.
     """
 
     version = "demonstration"
 
-    def __init__(self, tasks: Mapping[str, Task], demonstrate: Callable[[Task], Sequence[Action]]) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        demonstrate: Callable[[Task], Sequence[Action]],
+        asks_again: Callable[[str], bool] = lambda _observation: False,
+    ) -> None:
+        self._asks_again = asks_again
         self._tasks = tasks
         self._demonstrate = demonstrate
         self._solutions: dict[str, Sequence[Action]] = {}
@@ -110,12 +120,17 @@ class DemonstrationPolicy:
         if request.episode_id not in self._solutions:
             self._solutions[request.episode_id] = self._demonstrate(self._tasks[request.episode_id])
         solution = self._solutions[request.episode_id]
-        if request.turn >= len(solution):
+        asked = [message.role == "tool" and self._asks_again(message.content) for message in request.messages]
+        turn = request.turn - sum(asked)
+        if turn >= len(solution):
             raise EnvironmentAuthorError(
                 f"the demonstration of task '{self._tasks[request.episode_id].id}' has {len(solution)} actions, but "
                 "the episode goes on after them; make demonstrate(task) end with an action that ends the episode"
             )
-        return to_completion(solution[request.turn], self.version, request.tools)
+        action = solution[turn]
+        if asked and asked[-1]:
+            action = msgspec.structs.replace(action, reasoning=AGAIN)
+        return to_completion(action, self.version, request.tools)
 
     async def release(self, episode_id: str) -> None:
         self._solutions.pop(episode_id, None)

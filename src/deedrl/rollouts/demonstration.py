@@ -7,6 +7,7 @@ from typing import cast
 
 from deedrl.environments.contract import demonstration
 from deedrl.environments.environment import Environment
+from deedrl.environments.noise import asks_again
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.policies.scripted import DemonstrationPolicy
 from deedrl.rollouts.episode import EpisodeSpec
@@ -17,8 +18,11 @@ from deedrl.types import Action, Task
 def demonstration_policy(
     specs: Iterable[EpisodeSpec], environment: Callable[[], AnyEnvironment]
 ) -> DemonstrationPolicy:
-    """A policy that plays, in each of these episodes, the environment's `demonstrate` of the episode's task."""
-    return DemonstrationPolicy({spec.episode_id: spec.task for spec in specs}, demonstrator(environment))
+    """A policy that plays, in each of these episodes, the environment's `demonstrate` of the episode's task.
+
+    Where noise asks for a call again, it makes the call again.
+    """
+    return DemonstrationPolicy({spec.episode_id: spec.task for spec in specs}, demonstrator(environment), asks_again)
 
 
 def demonstrator(environment: Callable[[], AnyEnvironment]) -> Callable[[Task], Sequence[Action]]:

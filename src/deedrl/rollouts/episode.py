@@ -14,6 +14,7 @@ import msgspec
 
 from deedrl.environments.contract import checked_state_hash
 from deedrl.environments.environment import Environment
+from deedrl.environments.noise import Noise, with_noise
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.parsing.parser import parse_action
 from deedrl.policies.policy import CompletionRequest, ContextFull, Policy
@@ -62,6 +63,8 @@ class EpisodeSpec(Record, frozen=True):
     sampling: SamplingParams = SamplingParams()
     prompt: PromptVariant = PromptVariant()
     role: str = "agent"
+    noise: Noise = Noise()
+    """Hiccups of the tools in this episode."""
     provenance: Provenance = Provenance()
     """Run, stage, config hash and source; the runner fills in the rest."""
 
@@ -128,13 +131,14 @@ class Episode:
     async def reset(self) -> None:
         """Fresh state for the task; then the system prompt and the user message."""
         await self._slot.build(self._limits.call_timeout_s)
-        self._base, self._wrapped = base, wrapped = self._slot.base, self._slot.wrapped
+        self._base = base = self._slot.base
+        self._wrapped = wrapped = with_noise(self._slot.wrapped, self.spec.noise)
         seed = environment_seed(self.spec.seed)
         options = {"task": self.spec.task}
         limit_s = self._limits.call_timeout_s + getattr(base, "reset_grace_s", 0.0)
         prompt, _ = await self._slot.call(lambda: wrapped.reset(seed=seed, options=options), limit_s)
-        self.tools = base.toolbox.schemas()
-        self._versions = base.toolbox.versions()
+        toolbox = wrapped.get_wrapper_attr("toolbox")
+        self.tools, self._versions = toolbox.schemas(), toolbox.versions()
         self._max_steps = min(self._limits.max_steps or base.max_steps, base.max_steps)
         variant = self.spec.prompt
         self._messages = [
@@ -205,10 +209,15 @@ class Episode:
         elif truncated:
             timed_out = info.get("timed_out", False)
             self.ending = TerminationReason.TIMEOUT if timed_out else TerminationReason.STEP_LIMIT
+        if delay_s := info.get("delay_s"):
+            await asyncio.sleep(min(delay_s, max(self._remaining_s(), 0.0)))
+        by_noise = bool(info.get("by_noise", False))
+        self._max_steps += by_noise
         return ToolOutput(
             text=observation,
             ok=bool(info.get("ok", True)),
             duration_s=time.perf_counter() - began,
+            by_noise=by_noise,
             interrupted=self.ending is TerminationReason.TIMEOUT or bool(info.get("interrupted", False)),
         )
 
@@ -239,7 +248,8 @@ class Episode:
         notes = []
         if action.ignored_actions:
             notes.append("only the first call was run; write one call and wait for its result")
-        repeats = self._loops.add(action, output.text)
+        # What noise answered says nothing about whether the model goes round in circles.
+        repeats = self._loops.repeats if output.by_noise else self._loops.add(action, output.text)
         if self._limits.loop_warn is not None and repeats >= self._limits.loop_warn:
             notes.append(f"{repeats} calls have brought nothing new; do something else")
         return notes
@@ -360,6 +370,7 @@ class Episode:
             source="guided" if guided else given.source,
             tool_versions=self._versions,
             prompt_variant=variant.recorded_name,
+            noise=self.spec.noise.levels(),
         )
 
 

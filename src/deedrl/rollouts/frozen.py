@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from deedrl.environments.environment import Environment, read_action
+from deedrl.environments.noise import Noise, noisy_tools
 from deedrl.errors import EnvironmentAuthorError
 from deedrl.rollouts.recordings import Playback, Recordings
 from deedrl.tools.toolbox import Toolbox
@@ -51,7 +52,8 @@ class FrozenEnvironment(Environment):
         self._steps, self._over = 0, False
         self.task: Task = task
         self._take_over(self._recorded.played_by(task))
-        versions, entries = self._playback.versions, self.tools.restricted(task.tools).values()
+        versions, noise = self._playback.versions, Noise.from_levels(self._playback.noise)
+        entries = noisy_tools(self.tools.restricted(task.tools), noise, task.id).values()
         self._offered = Toolbox(
             dataclasses.replace(entry, version=versions.get(entry.name, entry.version)) for entry in entries
         )
@@ -62,11 +64,13 @@ class FrozenEnvironment(Environment):
         if self._over:
             raise gymnasium.error.ResetNeeded("step() after the end of the episode; call reset() first")
         read = read_action(action, self.toolbox.schemas())
-        self._steps += 1
         if read.error is not None:
+            self._steps += 1
             return read.error, 0.0, False, self._steps >= self.max_steps, {"ok": False, "ended_by": None}
         output = playback.call(read)
+        self._steps += not output.by_noise
         info: dict[str, Any] = {"ok": output.ok, "ended_by": read.tool_name if output.ended else None}
+        info["by_noise"] = output.by_noise
         if output.ended:
             info["verdict"] = playback.verdict()
         truncated = not output.ended and self._steps >= self.max_steps

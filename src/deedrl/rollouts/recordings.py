@@ -31,12 +31,16 @@ class Output(Record, frozen=True):
     reward: float
     ended: bool
     """The environment ended the episode with this call."""
+    by_noise: bool = False
+    """Injected noise answered in the tool's place."""
 
 
 class Playback(Protocol):
     """One episode's way through recordings; every method raises `NotRecorded` for what they do not hold."""
 
     versions: Mapping[str, str]
+    noise: Mapping[str, float]
+    """Levels of the noise that is in the recorded outputs."""
 
     def call(self, action: Action) -> Output: ...
 
@@ -85,7 +89,8 @@ def _calls(trajectory: Trajectory) -> Iterator[tuple[Step, bytes, Output | str]]
         ended = step is trajectory.steps[-1] and trajectory.termination in _ENDED
         output = step.tool_output
         reward = step.reward or 0.0
-        yield step, call_key(step.action), Output(text=output.text, ok=output.ok, reward=reward, ended=ended)
+        served = Output(text=output.text, ok=output.ok, reward=reward, ended=ended, by_noise=output.by_noise)
+        yield step, call_key(step.action), served
 
 
 # ---------------------------------------------------------------- in order
@@ -122,6 +127,7 @@ class InOrder:
 class _OrderedPlayback:
     def __init__(self, trajectory: Trajectory) -> None:
         self.versions: Mapping[str, str] = trajectory.provenance.tool_versions
+        self.noise: Mapping[str, float] = trajectory.provenance.noise
         self._trajectory = trajectory
         self._calls = list(_calls(trajectory))
         self._played = 0
@@ -192,6 +198,8 @@ class ByCall:
             if isinstance(output, str):
                 complete = False
                 break
+            if output.by_noise:  # not what the tool gives after these calls
+                continue
             _keep(self._outputs, (task, state, _digest(key)), output)
             state = self._after(state, step.action, key)
         if complete and trajectory.verdict is not None:
@@ -211,6 +219,7 @@ class ByCall:
 class _LookedUpPlayback:
     def __init__(self, recordings: ByCall, task: str) -> None:
         self.versions = recordings._versions[task]
+        self.noise: Mapping[str, float] = {}
         self._recordings = recordings
         self._task = task
         self._state = _START

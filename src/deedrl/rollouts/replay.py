@@ -7,6 +7,7 @@ from typing import Any
 
 from deedrl.environments.contract import contained
 from deedrl.environments.environment import Environment
+from deedrl.environments.noise import Noise, with_noise
 from deedrl.errors import StoreError
 from deedrl.redaction import loggable
 from deedrl.rollouts.episode import environment_seed
@@ -49,7 +50,7 @@ def replay_actions(
             f"episode '{trajectory.episode_id}' was recorded on task '{trajectory.task_id}', got task '{task.id}'; "
             "replay with the task of the recording"
         )
-    wrapped = EnvironmentSource(environment).make()
+    wrapped = with_noise(EnvironmentSource(environment).make(), Noise.from_levels(trajectory.provenance.noise))
     replay = _Replay(trajectory, wrapped, unreplayable)
     try:
         with contained(REPLAY_LIMIT_S, f"replaying episode '{trajectory.episode_id}'"):
@@ -81,8 +82,9 @@ class _Replay:
     def play(self, task: Task) -> None:
         seed = environment_seed(self._recorded.provenance.seed)
         self._wrapped.reset(seed=seed, options={"task": task})
-        self._versions = self._base.toolbox.versions()
-        reasons = declared_unreplayable(self._base.toolbox.values()) | self._named
+        toolbox = self._wrapped.get_wrapper_attr("toolbox")
+        self._versions = toolbox.versions()
+        reasons = declared_unreplayable(toolbox.values()) | self._named
         for step in self._recorded.steps:
             self._at = step.index
             self._stopped = incomparable(step, reasons)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from deedrl.environments.environment import Environment
+from deedrl.environments.noise import Noise
 from deedrl.policies.recorded import RecordedPolicy
 from deedrl.rewards.rubric import Rubric
 from deedrl.rollouts import episode
@@ -46,7 +47,22 @@ def replay_completions(
     `tasks`: by id, one for each trajectory. `limits` and `rubric` are to be those of the recording; a rubric of None
     leaves rewards out. `unreplayable`: why results of these tools need not come again.
     """
-    specs = [_spec(trajectory, tasks[trajectory.task_id]) for trajectory in trajectories]
+    specs = [
+        _spec(trajectory, tasks[trajectory.task_id], Noise.from_levels(trajectory.provenance.noise))
+        for trajectory in trajectories
+    ]
+    return _replayed(specs, trajectories, environment, limits, rubric, unreplayable or {})
+
+
+def _replayed(
+    specs: Sequence[EpisodeSpec],
+    trajectories: Sequence[Trajectory],
+    environment: Callable[[], AnyEnvironment],
+    limits: Limits,
+    rubric: Rubric | None,
+    unreplayable: Mapping[str, str],
+) -> list[ReplayReport]:
+    """Plays `specs` from the completions of `trajectories`, and compares."""
     with _unlogged():
         replayed = run_episodes_sync(
             specs,
@@ -57,7 +73,7 @@ def replay_completions(
             failures=_NO_RETRIES,
         )
     pairs = zip(trajectories, replayed, strict=True)
-    return [compared(recorded, now, unreplayable or {}, rewards=rubric is not None) for recorded, now in pairs]
+    return [compared(recorded, now, unreplayable, rewards=rubric is not None) for recorded, now in pairs]
 
 
 def replay_frozen(
@@ -74,7 +90,9 @@ def replay_frozen(
     def frozen() -> FrozenEnvironment:
         return FrozenEnvironment(recordings, recorded)
 
-    return replay_completions(trajectories, tasks, frozen, limits=limits, rubric=rubric)
+    # The recorded outputs hold the noise they were given with.
+    specs = [_spec(trajectory, tasks[trajectory.task_id], Noise()) for trajectory in trajectories]
+    return _replayed(specs, trajectories, frozen, limits, rubric, {})
 
 
 @contextmanager
@@ -88,11 +106,16 @@ def _unlogged() -> Iterator[None]:
         episode.log.setLevel(before)
 
 
-def _spec(trajectory: Trajectory, task: Task) -> EpisodeSpec:
+def _spec(trajectory: Trajectory, task: Task, noise: Noise) -> EpisodeSpec:
     """What was shown in the first turn is not made again: a recorded policy does not read it."""
     origin = trajectory.provenance
     return EpisodeSpec(
-        task=task, episode_id=trajectory.episode_id, seed=origin.seed, role=trajectory.role, provenance=origin
+        task=task,
+        episode_id=trajectory.episode_id,
+        seed=origin.seed,
+        role=trajectory.role,
+        noise=noise,
+        provenance=origin,
     )
 
 

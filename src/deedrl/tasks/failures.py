@@ -119,7 +119,7 @@ def _several_words(value: object) -> bool:
 
 
 def _errors_from_last(trajectory: Trajectory) -> Iterator[str]:
-    for step in reversed(trajectory.steps):
+    for step in reversed(trajectory.own_steps):
         if step.tool_output is not None and not step.tool_output.ok:
             yield f"{step.action.tool_name}: {error_class(step.tool_output.text)}"
         elif step.action.error is not None:

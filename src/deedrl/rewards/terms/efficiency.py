@@ -16,7 +16,8 @@ class Efficiency:
     - tokens: `tokens_per_step` × shortest over the tokens sampled. Below that budget brevity earns nothing, so
       that reasoning is not squeezed out. Left out for policies that record no tokens.
 
-    `reference_steps` stands in where a task does not know its `shortest_steps`; with neither, the term is None.
+    Steps that injected noise took are left out. `reference_steps` stands in where a task does not know its
+    `shortest_steps`; with neither, the term is None.
     """
 
     tokens_per_step: int = 96
@@ -27,10 +28,11 @@ class Efficiency:
         shortest = trajectory.shortest_steps or self.reference_steps
         if not shortest:
             return None
-        calls = sum(step.tool_output is not None for step in trajectory.steps)
-        ratios = [_needed_over_used(shortest, len(trajectory.steps)), _needed_over_used(shortest, calls)]
-        if trajectory.sampled_tokens:
-            ratios.append(_needed_over_used(shortest * self.tokens_per_step, trajectory.sampled_tokens))
+        steps = trajectory.own_steps
+        calls = sum(step.tool_output is not None for step in steps)
+        ratios = [_needed_over_used(shortest, len(steps)), _needed_over_used(shortest, calls)]
+        if tokens := sum(len(step.completion.token_ids) for step in steps):
+            ratios.append(_needed_over_used(shortest * self.tokens_per_step, tokens))
         return sum(ratios) / len(ratios)
 
 
