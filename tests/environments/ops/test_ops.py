@@ -172,7 +172,7 @@ def test_a_setting_is_written_to_the_file_and_validated(room: OpsRoom) -> None:
 
 
 @pytest.mark.parametrize("path", ["../cart.conf", "/etc/passwd", "cart.conf/../cart.log", "cart", "stock.conf.bak", ""])
-def test_H07_files_outside_the_list_are_refused(room: OpsRoom, path: str) -> None:
+def test_H01_files_outside_the_list_are_refused(room: OpsRoom, path: str) -> None:
     room.reset(options={"task": LEAK})
     observation, *_, info = room.step(act("read_file", path=path))
     assert not info["ok"]
