@@ -14,6 +14,7 @@ from types import ModuleType
 
 ENTRY_POINTS = {
     "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
+    "deedrl/SupportProbes-v0": "deedrl.environments.suite.support.probes:SupportProbes",
     "deedrl/OpsRoom-v0": "deedrl.environments.suite.ops.environment:OpsRoom",
     "deedrl/OfficeClerk-v0": "deedrl.environments.suite.office.environment:OfficeClerk",
     "deedrl/CodeRepair-v0": "deedrl.environments.suite.code.environment:CodeRepair",

@@ -25,10 +25,11 @@ def generate_tasks(
     difficulties: Sequence[str] | None = None,
 ) -> list[Task]:
     """`count` distinct tasks, balanced over families, difficulties and outcomes; see `deal_tasks`."""
-    return deal_tasks("support-desk", OUTCOMES, _draw, split, count, seed, families, difficulties)
+    return deal_tasks("support-desk", OUTCOMES, draw_task, split, count, seed, families, difficulties)
 
 
-def _draw(family: str, level: str, outcome: str, split: Split, rng: Random) -> Task:
+def draw_task(family: str, level: str, outcome: str, split: Split, rng: Random) -> Task:
+    """One task; its content may belong to another split, which is for the caller to see to."""
     story = Story(rng, UNSEEN if split == "test_unseen" else KNOWN, level)
     draft = FAMILIES[family].tell(story, outcome)
     story.strangers()
