@@ -123,6 +123,21 @@ def parser(
     show(benchmark_parser(ParserSettings(longest=longest, calls=calls, repetitions=repetitions)), json)
 
 
+@bench.command("environments")
+def environments(
+    refs: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Some of them.")] = None,
+    json: JsonOption = False,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of all difficulties, by their demonstrations.")] = 120,
+    repetitions: RepetitionsOption = 3,
+) -> None:
+    """The environments that come with DeedRL: steps a second in one process and in one a core, by the wall clock."""
+    from deedrl.benchmarks.environments import EnvironmentsSettings, benchmark_environments
+
+    show(
+        benchmark_environments(EnvironmentsSettings(refs=tuple(refs or ()), tasks=tasks, repetitions=repetitions)), json
+    )
+
+
 # ---------------------------------------------------------------- what is shown
 
 

@@ -102,6 +102,7 @@ def _register() -> None:
 # Commands whose files import more than help should wait for: name, file, help.
 _DEFERRED = (
     ("check-env", "deedrl.cli.check_env", "Check that an environment keeps its contract."),
+    ("envs", "deedrl.cli.envs", "List the environments that come with DeedRL, and what simple policies score in them."),
     ("parse", "deedrl.cli.parse", "Show what the action parser makes of completions."),
 )
 _PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}

@@ -20,6 +20,7 @@ ENTRY_POINTS = {
     "deedrl/CodeRepair-v0": "deedrl.environments.suite.code.environment:CodeRepair",
     "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
     "deedrl/DataDesk-v0": "deedrl.environments.suite.data.environment:DataDesk",
+    "deedrl/AllJobs-v0": "deedrl.environments.suite.all_jobs:AllJobs",
 }
 """Class behind each id; imported when the first copy is made."""
 
