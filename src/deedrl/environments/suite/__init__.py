@@ -14,13 +14,13 @@ from types import ModuleType
 
 ENTRY_POINTS = {
     "deedrl/SupportDesk-v0": "deedrl.environments.suite.support.environment:SupportDesk",
-    "deedrl/SupportProbes-v0": "deedrl.environments.suite.support.probes:SupportProbes",
     "deedrl/OpsRoom-v0": "deedrl.environments.suite.ops.environment:OpsRoom",
-    "deedrl/OfficeClerk-v0": "deedrl.environments.suite.office.environment:OfficeClerk",
     "deedrl/CodeRepair-v0": "deedrl.environments.suite.code.environment:CodeRepair",
-    "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
     "deedrl/DataDesk-v0": "deedrl.environments.suite.data.environment:DataDesk",
+    "deedrl/OfficeClerk-v0": "deedrl.environments.suite.office.environment:OfficeClerk",
     "deedrl/AllJobs-v0": "deedrl.environments.suite.all_jobs:AllJobs",
+    "deedrl/CustomerAnswers-v0": "deedrl.environments.suite.answers.environment:CustomerAnswers",
+    "deedrl/SupportProbes-v0": "deedrl.environments.suite.support.probes:SupportProbes",
 }
 """Class behind each id; imported when the first copy is made."""
 
