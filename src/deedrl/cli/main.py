@@ -102,6 +102,7 @@ def _register() -> None:
 # Commands whose files import more than help should wait for: name, file, help.
 _DEFERRED = (
     ("check-env", "deedrl.cli.check_env", "Check that an environment keeps its contract."),
+    ("init", "deedrl.cli.init", "Write a project with a small job that works at once."),
     ("envs", "deedrl.cli.envs", "List the environments that come with DeedRL, and what simple policies score in them."),
     ("parse", "deedrl.cli.parse", "Show what the action parser makes of completions."),
 )
