@@ -32,6 +32,7 @@ from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.profile_settings import Profile
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.stage_base import OnlineSettings, StageSettings
 from deedrl.pipeline.stage_settings import (
@@ -53,6 +54,7 @@ __all__ = [
     "Grpo",
     "Mine",
     "Ppo",
+    "Profile",
     "Recipe",
     "RewardModelStage",
     "Sft",

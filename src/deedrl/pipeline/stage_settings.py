@@ -25,6 +25,7 @@ from deedrl.evaluation.metrics import Metrics
 from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.profile_settings import Profile
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.stage_base import StageSettings, TrainingSettings
 from deedrl.types import Split
@@ -193,4 +194,4 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
         require(low < high, f"{path}.band", f"expected [low, high] with low < high, got [{low:g}, {high:g}]")
 
 
-AnyStage = Baseline | Evaluate | ColdStart | Sft | RewardModelStage | Grpo | Ppo | Dpo | Mine
+AnyStage = Baseline | Evaluate | Profile | ColdStart | Sft | RewardModelStage | Grpo | Ppo | Dpo | Mine
