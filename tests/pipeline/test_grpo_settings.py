@@ -129,7 +129,8 @@ def test_anchors_are_counted_and_their_absence_is_said(taught: dict[str, Any], t
     assert not any("a sibling was" in text for text in met.warnings)
     (tmp_path / "counting").mkdir()
     never_twice = written(tmp_path / "counting", "str(next(COUNT))")
-    counting = taught | {"environment": f"{never_twice}:Letters"}
+    ref = f"{never_twice}:Letters"
+    counting = taught | {"environment": {"ref": ref, "allow_unreplayable": [ref]}}
     trained(tmp_path / "alone", counting, alone, credit="anchors", steps=1)
     assert any(text.startswith("grpo: a sibling was in the state of 0% of the turns") for text in alone.warnings)
 

@@ -14,7 +14,6 @@ from deedrl.environments.contract import checked_tasks, own_rubric
 from deedrl.environments.environment import Environment
 from deedrl.environments.loading import load_environment
 from deedrl.environments.suite import ENTRY_POINTS
-from deedrl.evaluation.intervals import wilson
 from deedrl.policies.policy import Policy
 from deedrl.policies.scripted import EchoPolicy, NoOpPolicy, RandomPolicy
 from deedrl.rewards.rubric import default_rubric
@@ -22,6 +21,7 @@ from deedrl.rollouts.demonstration import demonstration_policy
 from deedrl.rollouts.episode import EpisodeSpec
 from deedrl.rollouts.limits import Limits
 from deedrl.rollouts.runner import run_episodes_sync
+from deedrl.tasks.intervals import wilson
 from deedrl.types import Record, SamplingParams, Task, Trajectory
 
 SHIPPED = Path(__file__).with_name("scores.json")
