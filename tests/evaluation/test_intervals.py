@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deedrl.evaluation.intervals import mcnemar_exact, mean_interval, paired_difference, t_quantile_975, wilson
+from deedrl.evaluation.intervals import mcnemar_exact, mean_interval, paired_difference, t_quantile_975
+from deedrl.tasks.intervals import wilson
 
 
 def test_wilson_of_zero_in_ten():

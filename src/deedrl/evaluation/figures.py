@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from deedrl.evaluation.intervals import mean_interval, wilson
+from deedrl.evaluation.intervals import mean_interval
+from deedrl.tasks.intervals import wilson
 from deedrl.types import Record
 
 

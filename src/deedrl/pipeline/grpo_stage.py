@@ -10,19 +10,21 @@ import msgspec
 from torch import Tensor
 
 from deedrl.pipeline.alarms import anchor_alarm, logprob_gap_alarm, signal_alarm, step_reward_alarm
+from deedrl.pipeline.curriculum import Observer
 from deedrl.pipeline.dependence import dependence_figures
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.online import (
+    UNOBSERVED,
     Reference,
     TaskSource,
     staleness,
     train_online,
-    training_tasks,
     update_settings,
     warn,
 )
 from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_curriculum import task_source
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.training import advantages
@@ -57,11 +59,11 @@ Sampled = tuple[list[TrajectoryGroup], dict[str, float]]
 
 
 def grpo_stage(session: Session, stage: Grpo) -> dict[str, float]:
-    """Trains on the whole training pool; returns the last figures."""
-    return train_policy(session, stage, training_tasks(session, stage.title))
+    """Trains on the whole training pool, as the stage's curriculum draws from it; returns the last figures."""
+    return train_policy(session, stage, *task_source(session, stage))
 
 
-def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, float]:
+def train_policy(session: Session, stage: Grpo, tasks: TaskSource, observer: Observer = UNOBSERVED) -> dict[str, float]:
     """`stage.steps` updates from where the stage stopped; ends with the best validated weights, saved."""
     learner = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
     supply = stage.tasks_per_step * (1 + stage.refill_attempts)
@@ -70,8 +72,9 @@ def train_policy(session: Session, stage: Grpo, tasks: TaskSource) -> dict[str, 
         stage,
         learner,
         lambda step, weights: tasks(step, supply, weights),
-        partial(sample_groups, session, stage),
+        partial(sample_groups, session, stage, observer),
         partial(_update, session, stage, learner),
+        observer,
     )
 
 
@@ -180,7 +183,7 @@ def silent_part(stage: Grpo, counts: SelectionCounts) -> Silent:
     return Silent(counts.silent_episodes, counts.silent_tokens) * share
 
 
-def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Task]) -> Sampled:
+def sample_groups(session: Session, stage: Grpo, observer: Observer, step: int, supply: Sequence[Task]) -> Sampled:
     """The step's groups, those without a signal replaced by fresh tasks of `supply` up to `refill_attempts` times."""
     wanted = stage.tasks_per_step
     kept: list[TrajectoryGroup] = []
@@ -199,4 +202,5 @@ def sample_groups(session: Session, stage: Grpo, step: int, supply: Sequence[Tas
         for group in group_trajectories(whole):
             telling = has_signal(compare.advantages(group))
             (kept if telling else silent).append(group)
+    observer.saw(step, episodes)
     return kept + silent, episode_figures(episodes, dropped, session.recipe.learned_terms)

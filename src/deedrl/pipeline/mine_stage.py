@@ -69,4 +69,5 @@ def _training_settings(session: Session, stage: Mine) -> Grpo:
         schedule="constant",
         warmup_steps=0,
         patience_steps=0,
+        curriculum=None,
     )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from deedrl.pipeline.alarms import held_out_alarm
 from deedrl.pipeline.checkpoint import CheckpointFolder
+from deedrl.pipeline.curriculum import Observer, Unobserved
 from deedrl.pipeline.learned_terms import drift
 from deedrl.pipeline.overlap import while_updating
 from deedrl.pipeline.session import Session
@@ -80,6 +81,7 @@ class Reference:
 
 
 _KL_COEFFICIENT = "kl_coefficient"
+UNOBSERVED: Observer = Unobserved()
 
 
 def training_tasks(session: Session, stage: str) -> TaskSource:
@@ -112,21 +114,23 @@ def train_online(
     tasks: Callable[[int, Mapping[str, float]], list[Task]],
     sample: Callable[[int, Sequence[Task]], Sampled],
     update: Callable[[int, Sampled, Reference], dict[str, float]],
+    observer: Observer = UNOBSERVED,
 ) -> dict[str, float]:
     """`stage.steps` steps from where the stage stopped; ends with the best validated weights, saved.
 
     A step (from 0) is to `sample` the `tasks` that it has under some weights of families, and to `update` with the
-    reference policy, which gives its figures.
+    reference policy, which gives its figures. `sample` tells the `observer` what it saw.
     """
     checkpoints = session.checkpoints(stage.title)
     average = WeightAverage(stage.ema_decay)
-    start, best, reference = _resume(session, stage, learner, checkpoints, average)
+    start, best, reference = _resume(session, stage, learner, checkpoints, average, observer)
     # One process reads: it writes the next step's figures, perhaps before another one has read those so far.
     seen = processes.from_first(lambda: StageFigures.logged(session.run.folder, stage.title, start))
     figures: dict[str, float] = {}
+    number = start
     progress = session.context.progress
     if stage.validate_every and start == 0:
-        best = _validated(session, stage, learner, checkpoints, reference, average, 0, Validations(), seen)
+        best = _validated(session, stage, learner, checkpoints, reference, average, 0, Validations(), seen, observer)
 
     def sampled(step: int) -> Sampled:
         return sample(step, tasks(step, family_weights(best.solved, stage.failure_weight)))
@@ -143,15 +147,18 @@ def train_online(
                 session.rest_policies()
                 figures = learn()
             number = step + 1
+            figures |= observer.figures(step)
             reference = next_reference(stage, reference, figures)
             session.weights_changed(f"{stage.title}:{number}")
             if stage.ema_decay:
                 average.add(learner.parameters, number)
             due = number == stage.steps or (stage.validate_every and number % stage.validate_every == 0)
             if due:
-                best = _validated(session, stage, learner, checkpoints, reference, average, number, best, seen)
+                best = _validated(
+                    session, stage, learner, checkpoints, reference, average, number, best, seen, observer
+                )
             elif number % session.recipe.checkpoints.every_steps == 0:
-                checkpoints.save(number, _state(learner, reference, average), best.state())
+                checkpoints.save(number, _state(learner, reference, average), best.state() | observer.state(number))
             session.context.tracker.log(figures, step=number, stage=stage.title)
             seen.add(figures)
             warn(session, stage.title, *stability_alarms(seen, figures, stage.tasks_per_step))
@@ -165,6 +172,7 @@ def train_online(
                 progress.say(f"{stage.title}: no better validation for {number - best.step} steps; stopping here")
                 break
     keep_best(session, learner, checkpoints, stage.title)
+    observer.finish(number)
     return figures | {"best_step": float(best.step), "best_validation_completion": best.completion or 0.0}
 
 
@@ -216,10 +224,12 @@ def _validated(
     step: int,
     best: Validations,
     seen: StageFigures,
+    observer: Observer,
 ) -> Validations:
     tensors = partial(_state, learner, reference, average)
     acting = _acting(session, stage, learner, average, step)
-    best = validated(session, stage.title, stage.validation_tasks, checkpoints, tensors, step, best, acting)
+    beside = observer.state(step)
+    best = validated(session, stage.title, stage.validation_tasks, checkpoints, tensors, step, best, acting, beside)
     seen.add({"validation_completion": best.latest})
     warn(session, stage.title, held_out_alarm(seen))
     return best
@@ -252,6 +262,7 @@ def _resume(
     learner: Trainee,
     checkpoints: CheckpointFolder,
     average: WeightAverage,
+    observer: Observer,
 ) -> tuple[int, Validations, Reference]:
     """Restores the newest checkpoint, `average` included; step 0 and no validations if the stage starts afresh."""
     saved = checkpoints.latest()
@@ -259,5 +270,6 @@ def _resume(
         return 0, Validations(), Reference(learner.snapshot(), stage.kl_coefficient)
     learner.load_tensors(saved.tensors)
     average.load_tensors(saved.tensors, learner.parameters)
+    observer.restore(saved.step, saved.state)
     session.weights_changed(f"{stage.title}:{saved.step}")
     return saved.step, Validations.from_state(saved.state), Reference.of_tensors(learner.parameters, saved.tensors)

@@ -9,11 +9,13 @@ from functools import partial
 import msgspec
 
 from deedrl.pipeline.alarms import bootstrap_alarm, cut_alarm, logprob_gap_alarm, step_reward_alarm
+from deedrl.pipeline.curriculum import Observer
 from deedrl.pipeline.dependence import dependence_figures
-from deedrl.pipeline.online import Reference, staleness, train_online, training_tasks, update_settings, warn
+from deedrl.pipeline.online import Reference, staleness, train_online, update_settings, warn
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.rates import step_rate
 from deedrl.pipeline.session import Session
+from deedrl.pipeline.stage_curriculum import task_source
 from deedrl.pipeline.step_episodes import episode_figures, play_groups
 from deedrl.rollouts.failures import drop_broken_groups
 from deedrl.seeding import stream
@@ -21,23 +23,30 @@ from deedrl.training.critic import ActorCritic, Critic, HeadCritic, adapter_crit
 from deedrl.training.episodes import EpisodeCounts, RewardedEpisode, rewarded_episodes
 from deedrl.training.learner import Learner
 from deedrl.training.ppo import PpoUpdate, update_actor_critic, warm_up_critic
-from deedrl.types import TerminationReason, Trajectory
+from deedrl.types import Task, TerminationReason, Trajectory
 
 
 def ppo_stage(session: Session, stage: Ppo) -> dict[str, float]:
-    """Trains on the whole training pool; returns the last figures. The critic ends with the stage."""
+    """Trains on tasks of the whole training pool; returns the last figures. The critic ends with the stage."""
     policy = Learner(session.loaded, temperature=session.sampling(stage.temperature).temperature)
     with critic_of(policy, stage) as critic:
         learner = ActorCritic(critic)
-        tasks = training_tasks(session, stage.title)
+        tasks, observer = task_source(session, stage)
         return train_online(
             session,
             stage,
             learner,
             lambda step, weights: tasks(step, stage.tasks_per_step, weights),
-            lambda step, drawn: play_groups(session, stage, drawn, step),
+            partial(_sample, session, stage, observer),
             partial(_train_step, session, stage, learner),
+            observer,
         )
+
+
+def _sample(session: Session, stage: Ppo, observer: Observer, step: int, drawn: Sequence[Task]) -> list[Trajectory]:
+    played = play_groups(session, stage, drawn, step)
+    observer.saw(step, played)
+    return played
 
 
 def critic_of(policy: Learner, stage: Ppo) -> AbstractContextManager[Critic]:

@@ -33,6 +33,7 @@ from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.noise_settings import NoiseSetting
 from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.profile_settings import Profile
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.stage_base import OnlineSettings, StageSettings
 from deedrl.pipeline.stage_settings import (
@@ -54,6 +55,7 @@ __all__ = [
     "Grpo",
     "Mine",
     "Ppo",
+    "Profile",
     "Recipe",
     "RewardModelStage",
     "Sft",

@@ -16,6 +16,7 @@ from deedrl.config import (
     Settings,
     require,
 )
+from deedrl.pipeline.curriculum_settings import AnyCurriculum, UniformCurriculum
 from deedrl.pipeline.noise_settings import NoiseSetting
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -112,6 +113,8 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
     times as much one step later; 0 keeps the weights themselves. Episodes to learn from are always the latest's."""
     failure_weight: NonNegative = 0.0
     """Families are drawn in proportion to 1 + this × the share of their tasks the last validation did not solve."""
+    curriculum: AnyCurriculum | None = None
+    """Which tasks a step draws, by what was seen of them; null takes families and labelled difficulties in turn."""
     max_staleness: Annotated[int, Meta(ge=0, le=1)] = 0
     """Updates that the weights which sample may be behind those that are updated; with 1 the next step is sampled while
     an update runs, which needs an adapter and the memory of both at once."""
@@ -138,3 +141,11 @@ class OnlineSettings(TrainingSettings, frozen=True, kw_only=True):
             f"{path}.kl_target",
             "expected kl_coefficient above 0 with it, which is the weight it starts from and is only ever multiplied",
         )
+        if self.curriculum is not None:
+            self.curriculum.validate(f"{path}.curriculum")
+            require(
+                self.failure_weight == 0 or isinstance(self.curriculum, UniformCurriculum),
+                f"{path}.failure_weight",
+                f"expected 0 with a curriculum that draws by measured difficulty, got {self.failure_weight:g}: both "
+                "say what is drawn; set it to 0 or the curriculum to {kind: uniform}",
+            )

@@ -26,6 +26,7 @@ from deedrl.pipeline.dpo_settings import Dpo
 from deedrl.pipeline.grpo_settings import Grpo
 from deedrl.pipeline.noise_settings import NoiseSetting
 from deedrl.pipeline.ppo_settings import Ppo
+from deedrl.pipeline.profile_settings import Profile
 from deedrl.pipeline.reward_model_settings import RewardModelStage
 from deedrl.pipeline.stage_base import StageSettings, TrainingSettings
 from deedrl.types import Split
@@ -198,4 +199,4 @@ class Mine(StageSettings, frozen=True, kw_only=True, tag="mine"):
         require(low < high, f"{path}.band", f"expected [low, high] with low < high, got [{low:g}, {high:g}]")
 
 
-AnyStage = Baseline | Evaluate | ColdStart | Sft | RewardModelStage | Grpo | Ppo | Dpo | Mine
+AnyStage = Baseline | Evaluate | Profile | ColdStart | Sft | RewardModelStage | Grpo | Ppo | Dpo | Mine

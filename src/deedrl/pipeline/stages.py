@@ -26,6 +26,8 @@ from deedrl.pipeline.mine_stage import mine_stage
 from deedrl.pipeline.own_recipe import load_own_recipe
 from deedrl.pipeline.ppo_settings import Ppo
 from deedrl.pipeline.ppo_stage import ppo_stage
+from deedrl.pipeline.profile_settings import Profile
+from deedrl.pipeline.profile_stage import profile_stage
 from deedrl.pipeline.recipe import Recipe
 from deedrl.pipeline.replay_check import check_allowed
 from deedrl.pipeline.reward_model_settings import RewardModelStage
@@ -85,6 +87,8 @@ def _run_stage(session: Session, stage: AnyStage) -> dict[str, Any]:
             return dict(dpo_stage(session, stage))
         case RewardModelStage():
             return dict(reward_model_stage(session, stage))
+        case Profile():
+            return profile_stage(session, stage)
         case Mine():
             return mine_stage(session, stage)
 

@@ -91,10 +91,11 @@ def validated(
     step: int,
     best: Validations,
     acting: AbstractContextManager[None] | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> Validations:
     """Validates the weights after `step` and saves a scored checkpoint of `tensors`; returns the best so far.
 
-    Inside `acting` the weights are those to validate; what is saved is taken outside.
+    Inside `acting` the weights are those to validate; what is saved is taken outside. `beside` is saved with it.
     """
     with acting or nullcontext():
         metrics = validate(session, stage, step, tasks)
@@ -106,7 +107,7 @@ def validated(
     if score is not None and (best.score is None or score > best.score):
         best = Validations(step, score, metrics.completion_rate.value)
     best = replace(best, solved=solved, latest=metrics.completion_rate.value)
-    checkpoints.save(step, tensors(), best.state(), score)
+    checkpoints.save(step, tensors(), best.state() | dict(beside or {}), score)
     return best
 
 

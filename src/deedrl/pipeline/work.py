@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from deedrl.pipeline.pair_settings import PairSettings
 from deedrl.pipeline.ppo_settings import Ppo
-from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Dpo, Evaluate, Grpo, Mine, Recipe, Sft
+from deedrl.pipeline.recipe import AnyStage, Baseline, ColdStart, Dpo, Evaluate, Grpo, Mine, Profile, Recipe, Sft
 from deedrl.pipeline.stage_base import OnlineSettings
 from deedrl.planning.load import EpisodeLengths
 
@@ -109,6 +109,8 @@ def work_of(recipe: Recipe, stage: AnyStage, lengths: EpisodeLengths) -> Work:
             return _online(job, stage)
         case Mine():
             return _mine(job, stage)
+        case Profile():
+            return _profile(job, stage)
         case _:
             assert isinstance(stage, PairSettings)
             return _pairs(job, stage)
@@ -245,6 +247,16 @@ def _operations(job: _Job, stage: OnlineSettings) -> float:
     return (updates if stage.critic == "value_head" else 2 * updates) + 2 + reference
 
 
+def _profile(job: _Job, stage: Profile) -> Work:
+    tasks = profiled_tasks(job.recipe, stage)
+    return Work((job.play(tasks * stage.attempts, tasks, taught=job.taught(stage)),))
+
+
+def profiled_tasks(recipe: Recipe, stage: Profile) -> int:
+    """Training tasks that `stage` plays."""
+    return min(recipe.tasks.train, stage.tasks or recipe.tasks.train)
+
+
 def _mine(job: _Job, stage: Mine) -> Work:
     probe = job.play(stage.tasks * stage.attempts, stage.tasks)
     if not stage.steps:
@@ -281,4 +293,5 @@ def _tasks_before(recipe: Recipe, stage: PairSettings) -> int:
     ]
     trained = sum(other.steps * other.tasks_per_step for other in read if isinstance(other, OnlineSettings))
     played = sum(other.tasks for other in read if isinstance(other, PairSettings | Mine))
-    return trained + played
+    profiled = sum(profiled_tasks(recipe, other) for other in read if isinstance(other, Profile))
+    return trained + played + profiled
