@@ -185,3 +185,14 @@ def test_a_large_model_on_a_laptop_does_not_fit_and_says_so() -> None:
     text = "\n".join(estimate_text(cost, LAPTOP))
     assert "does NOT fit" in text
     assert "guessed from its name" in text
+
+
+def test_a_profile_plays_every_task_so_often_and_learns_nothing() -> None:
+    recipe = made({"stage": "profile", "attempts": 3}, {"stage": "sft", "steps": 1}, {"stage": "profile", "name": "b"})
+    work = work_of(recipe, recipe.stages[0], SIZES)
+    assert [(play.episodes, play.tasks) for play in work.plays] == [(960, 320)]
+    assert work.learns == ()
+    few = made({"stage": "profile", "tasks": 10}, tasks={"train": 12})
+    assert work_of(few, few.stages[0], SIZES).plays[0].episodes == 40
+    untaught, _, taught = estimate(recipe, LAPTOP).stages
+    assert untaught.sampled_tokens > taught.sampled_tokens

@@ -19,6 +19,7 @@ from deedrl.cli.bench import bench
 from deedrl.cli.export import export
 from deedrl.cli.label import label
 from deedrl.cli.plan import plan
+from deedrl.cli.profile import profile
 from deedrl.cli.replay import replay
 from deedrl.cli.report import report
 from deedrl.cli.reward_model import reward_model
@@ -87,6 +88,7 @@ def _register() -> None:
     app.command("run")(run)
     for name, (kinds, help_text) in stage.COMMANDS.items():
         app.command(name, help=help_text)(stage.stage_command(kinds, help_text))
+    app.command("profile")(profile)
     app.command("plan")(plan)
     app.command("report")(report)
     app.command("replay")(replay)

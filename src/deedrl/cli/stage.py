@@ -1,4 +1,4 @@
-"""``deedrl eval``, ``collect``, ``sft``, ``train``, ``ppo``, ``dpo``, ``profile``, ``mine``: single stages of a run."""
+"""``deedrl eval``, ``collect``, ``sft``, ``train``, ``ppo``, ``dpo``, ``mine``: single stages in a run folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "train": (("grpo",), "Improve the policy of a run online with GRPO."),
     "ppo": (("ppo",), "Improve the policy of a run online with PPO and a critic."),
     "dpo": (("dpo",), "Improve the policy of a run on pairs of its stored episodes with DPO."),
-    "profile": (("profile",), "Measure how often a run's policy solves each of its training tasks."),
     "mine": (("mine",), "Find the tasks a run's policy still fails at and train on them."),
 }
 

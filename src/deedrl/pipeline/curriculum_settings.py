@@ -15,7 +15,7 @@ class CurriculumSettings(Settings, frozen=True, kw_only=True, tag_field="kind"):
 
     bands: Bands = field(default_factory=Bands)
     """Where measured bands of difficulty end."""
-    half_life_steps: PositiveFloat | None = 50.0
+    half_life_steps: PositiveFloat | None = 20.0
     """Steps after which an episode counts half, for the policy has changed since; null never forgets."""
     where: str = ""
     """Condition that tasks are to meet, e.g. ``attempts == 0 or success_rate < 0.5``; see docs/curriculum.md. Others

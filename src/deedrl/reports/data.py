@@ -13,6 +13,7 @@ import msgspec
 from deedrl.errors import StoreError
 from deedrl.evaluation.summary import UNSEEN_SUFFIX
 from deedrl.pipeline.run import EVENTS, METRICS, RECIPE, SUMMARY, finished_stages, read_events
+from deedrl.reports.bands import BandHistory, band_histories
 from deedrl.reports.progress import duration_text
 from deedrl.reports.tables import HEADLINES, ShownFigure, change_text, figure, read_summary
 from deedrl.types import Trajectory
@@ -92,6 +93,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     stages: tuple[StageRow, ...]
     series: tuple[Series, ...]
+    bands: tuple[BandHistory, ...]
+    """Measured difficulty of the training tasks."""
     sources: tuple[SourceShare, ...]
     taught: tuple[tuple[str, int], ...]
     """Families of the trajectories that `sources` count, and how many of each; empty where a stage did not say."""
@@ -128,6 +131,7 @@ def report_data(folder: Path) -> ReportData:
         groups=tuple(_groups(before, after)),
         stages=tuple(_stages(events, summary)),
         series=series,
+        bands=band_histories(events, finished_stages(events)),
         sources=_sources(events),
         taught=tuple(sorted(_kept(events, "families").items())),
         correlation=(before.get("reward_completion_correlation"), after.get("reward_completion_correlation")),
