@@ -240,12 +240,20 @@ def test_uniform_draws_as_without_a_curriculum_and_trains_alike(taught: dict[str
     assert not list(plain.glob("seen-*.json"))
 
 
-@pytest.mark.parametrize(("stage", "kind"), [("grpo", "quota"), ("ppo", "frontier")])
+@pytest.mark.parametrize(
+    ("stage", "kind", "staleness"), [("grpo", "quota", 0), ("ppo", "frontier", 0), ("grpo", "frontier", 1)]
+)
 def test_C17_five_steps_and_five_more_draw_the_tasks_of_ten(
-    taught: dict[str, Any], tmp_path: Path, stage: str, kind: str
+    taught: dict[str, Any], tmp_path: Path, stage: str, kind: str, staleness: int
 ) -> None:
     curriculum = {"kind": kind, "half_life_steps": 4.0}
-    small = {"tasks_per_step": 2, "group_size": 2, "validate_every": 4, "validation_tasks": 1}
+    small = {
+        "tasks_per_step": 2,
+        "group_size": 2,
+        "validate_every": 4,
+        "validation_tasks": 1,
+        "max_staleness": staleness,
+    }
     recipe = recipe_from(taught | {"stages": stages(kind, stage, steps=10, curriculum=curriculum, **small)})
     whole = play(tmp_path / "whole", recipe)
     with pytest.raises(Interruption):
