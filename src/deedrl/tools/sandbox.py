@@ -72,10 +72,19 @@ def missing_isolation() -> str | None:
     return None if tried.returncode == 0 else f"bubblewrap may not make namespaces here: {tried.stderr.strip()[:200]}"
 
 
-def isolated(command: Sequence[str], folder: Path, *, network: bool = False, read: Sequence[Path] = ()) -> list[str]:
+def isolated(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    network: bool = False,
+    read: Sequence[Path] = (),
+    outlives_thread: bool = False,
+) -> list[str]:
     """`command` in a file system of its own with `folder` as its working folder, where bubblewrap works.
 
-    `read`: further paths it may read. Without bubblewrap `command` itself, and a warning the first time.
+    `read`: further paths it may read. It ends with the thread that starts it (the kernel knows no other parent) unless
+    it `outlives_thread`; then it must end by itself when its standard input does. Without bubblewrap `command` itself,
+    and a warning the first time.
     """
     if (reason := missing_isolation()) is not None:
         _warn_once(reason)
@@ -83,8 +92,9 @@ def isolated(command: Sequence[str], folder: Path, *, network: bool = False, rea
     libraries = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     visible = [*(Path(p) for p in ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives")), Path(sys.prefix)]
     visible += [Path(sys.base_prefix), *sorted(libraries), *read]
-    arguments = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    arguments = ["bwrap", "--unshare-all", "--new-session", "--cap-drop", "ALL"]
     arguments += ["--share-net"] if network else []
+    arguments += [] if outlives_thread else ["--die-with-parent"]
     for path in dict.fromkeys(visible):
         arguments += ["--ro-bind-try", str(path), str(path)]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--bind", str(folder), INSIDE, "--remount-ro", "/"]

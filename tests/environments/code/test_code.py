@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +22,9 @@ from deedrl.environments.suite.code.runner import TestRun, TestRunner
 from deedrl.environments.suite.code.verifier import BLIND, NOT_ALLOWED
 from deedrl.environments.suite.code.worlds import KNOWN, UNSEEN
 from deedrl.errors import TaskError
+from deedrl.rollouts.demonstration import demonstration_policy
+from deedrl.rollouts.episode import EpisodeSpec
+from deedrl.rollouts.runner import run_episodes_sync
 from deedrl.tasks.pool import TaskPool, check_disjoint
 from deedrl.tools.sandbox import missing_isolation
 from deedrl.types import Action, Split, Task, Verdict, content_hash
@@ -294,3 +301,41 @@ def test_worlds_share_no_words() -> None:
 def test_the_example_is_solved(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[3] / "examples" / "code_own_tasks.py"), run_name="__main__")
     assert "Verdict(solved=True" in capsys.readouterr().out
+
+
+def test_a_sandbox_outlives_the_thread_that_started_it() -> None:
+    """The kernel ends a child with the thread that made it, if asked to; environments come and go with threads."""
+    made = TestRunner(1)
+    files = {"test_a.py": "def test_a():\n    pass\n"}
+    for _ in range(3):
+        thread = threading.Thread(target=made.run, args=(files, ["test_a.py"]))
+        thread.start()
+        thread.join()
+    process = made._idle.queue[0]._process
+    assert process is not None
+    time.sleep(0.2)
+    assert process.poll() is None
+    made.close()
+
+
+def test_D01_a_dead_sandbox_is_replaced_and_never_the_programs_fault(runner: TestRunner) -> None:
+    files = {"test_a.py": "def test_a():\n    pass\n"}
+    assert runner.run(files, ["test_a.py"]).ok
+    process = runner._idle.queue[0]._process
+    assert process is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    assert runner.run(files, ["test_a.py"]).ok
+
+
+def test_D01_a_sandbox_that_never_answers_is_trouble_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deedrl.environments.suite.code.runner._Sandbox._ask", lambda self, line: None)
+    with pytest.raises(OSError, match="gave no answer within"):
+        TestRunner(1).run({}, [])
+
+
+def test_many_demonstrations_at_once_are_all_solved() -> None:
+    tasks = CodeRepair.generate_tasks("test", 24, 3)
+    specs = [EpisodeSpec(task=task, episode_id=task.id, seed=0) for task in tasks]
+    policy = demonstration_policy(specs, CodeRepair)
+    played = run_episodes_sync(specs, environment=CodeRepair, policy=policy, rubric=None, concurrency=12)
+    assert [trajectory.solved for trajectory in played] == [True] * 24

@@ -95,7 +95,7 @@ class CodeRepair(Environment):
         self.log.append(("read", name))
         return "\n".join(f"{number} {line}" for number, line in enumerate(text.splitlines(), start=1))
 
-    @tool(read_only=True, timeout_s=30.0)
+    @tool(read_only=True, timeout_s=60.0)
     def run_tests(self) -> str:
         """Runs the tests and shows the first failures."""
         self._check_allowed()
@@ -136,7 +136,7 @@ class CodeRepair(Environment):
         self.files[name] = text if text.endswith("\n") else text + "\n"
         return f"{name} has {len(text.splitlines())} lines now."
 
-    @tool(ends_episode=True, timeout_s=30.0)
+    @tool(ends_episode=True, timeout_s=60.0)
     def submit(self) -> str:
         """Hands the program in."""
         self._still_open()

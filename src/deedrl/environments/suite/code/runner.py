@@ -27,7 +27,7 @@ from deedrl.types import Record
 START_LIMIT_S = 60.0
 GRACE_S = 3.0
 """How long after a run's limit a sandbox may take to answer before it is given up."""
-LIMITS = SandboxLimits(cpu_s=2, wall_s=10.0, memory_mb=1024, file_mb=1)
+LIMITS = SandboxLimits(cpu_s=2, wall_s=20.0, memory_mb=1024, file_mb=1)
 MEGABYTE = 1024 * 1024
 
 
@@ -40,7 +40,7 @@ class TestRun(Record, frozen=True, kw_only=True):
     failed: tuple[tuple[str, str], ...] = ()
     """Name and first line of what went wrong."""
     stopped: str | None = None
-    """``time`` or ``crashed`` if the run did not come to its end."""
+    """``crashed`` if the run did not come to its end: processor time, memory, or an end of its own making."""
 
     @property
     def ok(self) -> bool:
@@ -92,17 +92,22 @@ class _Sandbox:
             "RLIMIT_CORE": 0,
         }
         request = {"files": dict(files), "tests": list(tests), "limits": limits, "wall_s": LIMITS.wall_s}
-        answer = self._ask(json.dumps(request))
-        if answer is None:
-            # What ran killed the process that had started it, or kept it busy: a new one for the next run.
-            self.stop()
-            return TestRun(stopped="crashed")
+        answer = self._ask(json.dumps(request)) or self._ask_anew(json.dumps(request))
         found = [(str(name), str(outcome), str(reason)) for name, outcome, reason in answer["results"]]
         return TestRun(
             passed=tuple(name for name, outcome, _ in found if outcome == "passed"),
             failed=tuple((name, reason) for name, outcome, reason in found if outcome != "passed"),
             stopped=answer.get("stopped"),
         )
+
+    def _ask_anew(self, line: str) -> dict[str, Any]:
+        """Asks once more in a new process; no answer then either is trouble of the machine and no one's mistake."""
+        self.stop()
+        answer = self._ask(line)
+        if answer is None or answer.get("stopped") == "time":
+            self.stop()
+            raise OSError(f"a sandbox for tests gave no answer within {LIMITS.wall_s:g} s; is the machine overloaded?")
+        return answer
 
     def _ask(self, line: str) -> dict[str, Any] | None:
         process = self._process or self._start()
@@ -114,9 +119,11 @@ class _Sandbox:
             return None
         told = _line(process, LIMITS.wall_s + GRACE_S)
         try:
-            return None if told is None else msgspec.json.decode(told, type=dict[str, Any])
+            answer = None if told is None else msgspec.json.decode(told, type=dict[str, Any])
         except msgspec.DecodeError:
             return None
+        # A program that computes is ended by its limit of processor time; waiting is the machine's.
+        return None if answer is None or answer.get("stopped") == "time" else answer
 
     def _start(self) -> subprocess.Popen[str]:
         if importlib.util.find_spec("pytest") is None:
@@ -125,7 +132,9 @@ class _Sandbox:
         script = Path(__file__).with_name("tester.py")
         alone = "alone" if missing_isolation() is None else "shared"
         process = subprocess.Popen(
-            isolated([sys.executable, str(script), alone], Path(self._folder.name), read=[script]),
+            isolated(
+                [sys.executable, str(script), alone], Path(self._folder.name), read=[script], outlives_thread=True
+            ),
             cwd=self._folder.name,
             env={**clean_environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.PIPE,
