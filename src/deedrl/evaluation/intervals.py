@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, variance
 
-from deedrl.tasks.intervals import Z95, wilson
+from deedrl.tasks.intervals import Z95 as Z95
+from deedrl.tasks.intervals import wilson as wilson
 
 
 def t_quantile_975(degrees: int) -> float:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from msgspec import field
 
 from deedrl.config import Many, NonNegative
+from deedrl.pipeline.noise_settings import NoiseSetting
 from deedrl.pipeline.stage_base import StageSettings
 from deedrl.tasks.bands import Bands
 
@@ -22,6 +23,8 @@ class Profile(StageSettings, frozen=True, kw_only=True, tag="profile"):
     """Episodes of each task."""
     temperature: NonNegative | None = None
     """Overrides ``sampling.temperature``; at 0 a policy solves a task always or never."""
+    noise: NoiseSetting | None = None
+    """Overrides ``environment.noise`` in this stage; 0 is the bare environment."""
     bands: Bands = field(default_factory=Bands)
     """Bands of measured difficulty in what the stage reports; a curriculum has its own."""
 

@@ -68,7 +68,9 @@ def profile_stage(session: Session, stage: Profile) -> dict[str, object]:
 def _episodes(session: Session, stage: Profile, tasks: Sequence[Task]) -> list[Trajectory]:
     sampling = session.sampling(stage.temperature)
     specs = [
-        session.spec(task, f"{stage.title}-{task.id}-{attempt}", stage=stage.title, sampling=sampling)
+        session.spec(
+            task, f"{stage.title}-{task.id}-{attempt}", stage=stage.title, sampling=sampling, noise=stage.noise
+        )
         for task in tasks
         for attempt in range(stage.attempts)
     ]

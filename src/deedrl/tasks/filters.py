@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
@@ -69,7 +70,8 @@ def parse_filter(text: str) -> Filter:
     if len(text) > MAX_CHARS:
         raise ConfigError(f"expected a condition of at most {MAX_CHARS} characters, got {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            tree = ast.parse(text.strip(), mode="eval")
         return _condition(tree.body)
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
