@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -59,6 +60,27 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
 def test_H14_keys_of_this_process_are_not_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "canary-5512")
     assert "canary" not in python(tmp_path, "import os; print(dict(os.environ))")[1]
+
+
+def test_a_user_with_many_threads_can_start_one(tmp_path: Path) -> None:
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(SandboxLimits().processes + 20)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert python(tmp_path, "print('runs')") == (0, "runs\n", None)
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not count processes of root")
+def test_processes_are_limited(tmp_path: Path) -> None:
+    text = "import os, time\nfor n in range(300):\n  if os.fork() == 0:\n    time.sleep(5); os._exit(0)"
+    code, output, _ = python(tmp_path, text, SandboxLimits(processes=20))
+    assert code == 1
+    assert "BlockingIOError" in output
 
 
 @needs_bubblewrap

@@ -45,7 +45,7 @@ class SandboxLimits:
     """Largest file it may write."""
     open_files: int = 64
     processes: int = 64
-    """Processes of this user; the kernel does not count those of root."""
+    """Processes and threads beside those this user has already; the kernel does not count those of root."""
     output_bytes: int = 20_000
 
 
@@ -121,10 +121,11 @@ def limiter(limits: SandboxLimits, *, cpu: bool = True) -> Callable[[], None]:
         resource.RLIMIT_AS: limits.memory_mb * megabyte,
         resource.RLIMIT_FSIZE: limits.file_mb * megabyte,
         resource.RLIMIT_NOFILE: limits.open_files,
-        resource.RLIMIT_NPROC: limits.processes,
         resource.RLIMIT_CORE: 0,
         **({resource.RLIMIT_CPU: limits.cpu_s} if cpu else {}),
     }
+    if (running := _tasks_of_this_user()) is not None:
+        wanted[resource.RLIMIT_NPROC] = running + limits.processes
 
     def apply() -> None:
         for name, value in wanted.items():
@@ -133,6 +134,23 @@ def limiter(limits: SandboxLimits, *, cpu: bool = True) -> Callable[[], None]:
             resource.setrlimit(name, (top, top))
 
     return apply
+
+
+def _tasks_of_this_user() -> int | None:
+    """How many processes and threads the kernel counts for this user; None where it does not tell.
+
+    The limit is on all of them, so a smaller one would keep bubblewrap itself from starting.
+    """
+    if not Path("/proc/self/task").is_dir():
+        return None
+    count, user = 0, os.getuid()
+    for entry in os.scandir("/proc"):
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == user:
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+        except OSError:
+            continue  # it has ended
+    return count
 
 
 def run_sandboxed(

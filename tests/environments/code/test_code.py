@@ -171,6 +171,24 @@ def test_H14_no_key_of_this_process_is_seen(runner: TestRunner, monkeypatch: pyt
         "getattr(1, 'real')",
         "class Yes:\n    def __eq__(self, other):\n        return True",
         "global x",
+        "def g():\n    yield it.gi_frame\nit = g()",
+        "def gi_frame(): pass\ng = (x for x in [])\ng.gi_frame.f_back",
+        "match 1:\n    case object(__class__=c):\n        pass",
+        "match 1:\n    case object(real=c):\n        pass",
+        "class Yes:\n    match 1:\n        case __eq__:\n            pass",
+        "class Yes:\n    import math as __eq__",
+        "class Yes:\n    class __eq__:\n        pass",
+        "class Yes:\n    __eq__ = print",
+        "from string import Formatter",
+        "from functools import update_wrapper",
+        "from functools import wraps",
+        "from statistics import itemgetter",
+        "'{0.real}'.format(1)",
+        "str.format_map",
+        "import math\nmath.floor = len",
+        "from collections import Counter\nCounter.update = len",
+        "type(1)",
+        "vars()",
     ],
 )
 def test_F13_what_reaches_beyond_the_program_is_not_allowed(source: str) -> None:
@@ -185,7 +203,12 @@ def test_F13_what_reaches_beyond_the_program_is_not_allowed(source: str) -> None
         "from collections import Counter",
         "import shop",
         "from shop import total",
-        "class A:\n    def __init__(self):\n        self.x = 1",
+        "class A:\n    def __init__(self):\n        self.x = 1\n\n    def y(self):\n        return self.x",
+        "import shop\nshop.total(1, 2)",
+        "from datetime import date\ndate(2026, 1, 2).isoformat()",
+        "def f(words):\n    words.sort(key=len)\n    return ', '.join(w.strip() for w in words)",
+        "try:\n    int('x')\nexcept ValueError as error:\n    print(error.args)",
+        "match 1:\n    case int():\n        pass",
         "def f(:",
     ],
 )
@@ -225,6 +248,26 @@ def test_F13_a_forbidden_program_is_neither_run_nor_solved(desk: CodeRepair) -> 
     assert desk.step(act("run_tests"))[0].startswith("the program is not run: shop.py: 'import os' is not allowed")
     desk.step(SUBMIT)
     assert desk.current_verdict().violations == (NOT_ALLOWED,)
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["\ufeff", "# coding: utf-7\n# +AAo-", "\n# -*- coding: utf-7 -*-\n#+AAo-"],
+    ids=["byte-order mark", "encoding", "encoding in the second line"],
+)
+def test_F13_a_program_that_python_would_read_otherwise_gains_nothing(desk: CodeRepair, start: str) -> None:
+    forged = "class Yes(int):\n    __eq__ = lambda self, other: True\ndef total(price, fee):\n    return Yes()\n"
+    text = f"{start}import os\n{forged}" if start == "\ufeff" else start + forged.replace("\n", "+AAo-") + "\n"
+    assert not play(desk, SHOP, READ, act("write_file", path="shop.py", text=text), SUBMIT).milestones["exact"]
+
+
+def test_what_is_no_python_fails_and_says_so(desk: CodeRepair) -> None:
+    desk.reset(options={"task": SHOP})
+    desk.step(READ)
+    desk.step(act("replace_line", path="shop.py", line=3, text="return price +"))
+    assert desk.step(act("run_tests"))[0] == "The tests cannot start: shop.py is no Python."
+    desk.step(SUBMIT)
+    assert not desk.current_verdict().solved
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ class CodeRepair(Environment):
         """Runs the tests and shows the first failures."""
         self._check_allowed()
         result = run_tests(self._runner(), self.files, self.tests)
+        if not result.passed and (broken := [name for name, _ in result.failed if name in self.files]):
+            return f"The tests cannot start: {broken[0]} is no Python."
         if result.stopped is not None:
             return "The tests did not come to an end: the program takes too long or too much memory."
         if result.ok:

@@ -16,6 +16,9 @@ CHEATS = {
     "changes pytest": "import pytest\npytest.main = None\n",
     "claims equality": "class Yes:\n    def __eq__(self, other):\n        return True\n",
     "looks for the tests": "import inspect\n",
+    "walks the frames": "def g():\n    yield it.gi_frame.f_back\nit = g()\n",
+    "looks into a function by its format": "def f():\n    return '{0.__globals__}'.format(f)\n",
+    "matches what is inside": "def f():\n    match f:\n        case object(__globals__=g):\n            return g\n",
     "reads files": "text = open('test_hidden.py').read()\n",
 }
 """Programs that reach beyond their job, put before the one given (cases F13, F18)."""

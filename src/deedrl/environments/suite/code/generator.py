@@ -156,7 +156,7 @@ class _Program:
 
 
 def _test(name: str, piece: Piece, calls: Sequence[tuple[Any, ...]], prefix: str = "") -> str:
-    """A test function; results are compared with their type, so that no object can claim to be equal."""
+    """A test function; truth values are compared by identity, as 1 == True. No program may define an equality."""
     lines = [f"\n\ndef test_{prefix}{name}():"]
     for call in dict.fromkeys(calls):
         value = piece.value(*call)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from deedrl.environments.suite.code.goal import Goal
-from deedrl.environments.suite.code.rules import complaints, parsed
+from deedrl.environments.suite.code.rules import as_read, complaints, parsed
 from deedrl.environments.suite.code.runner import TestRun, TestRunner
 from deedrl.types import Verdict
 
@@ -27,8 +27,16 @@ def not_allowed(files: Mapping[str, str]) -> list[str]:
 
 
 def run_tests(runner: TestRunner, files: Mapping[str, str], tests: Mapping[str, str]) -> TestRun:
-    """Runs pristine tests beside the program's files alone: nothing else of the agent's is there."""
-    return runner.run({**files, **tests}, [*tests])
+    """Runs pristine tests beside the program's files alone, as the rules read them.
+
+    A file that is no Python is not run: then every test fails for it.
+    """
+    readable: dict[str, str] = {}
+    for path, source in files.items():
+        if (text := as_read(source)) is None:
+            return TestRun(failed=((path, "it is no Python"),))
+        readable[path] = text
+    return runner.run({**readable, **tests}, [*tests])
 
 
 def named_as_asked(files: Mapping[str, str], goal: Goal) -> bool:
